@@ -1,0 +1,576 @@
+"""The whole public plugin API: what a method or a data set is, and what the runtime hands to it.
+
+A **method** is a frozen object with pure functions over immutable trees.  The runtime calls them; a method
+never calls the runtime.  One exchange goes
+
+    plan(state, server)  ->  Plan(task, cohort, message, private)      the server speaks
+    client(task, message, client)  ->  Reply(upload, state, ...)       each client of the cohort answers
+    aggregate(state, uploads, server)  ->  the server's next state     the server listens
+
+and one or more exchanges make a round, at whose end the runtime evaluates ``predictors(state, server)``.
+FedAvg, whole:
+
+    class FedAvg(Method):
+        card = Card(title="FedAvg", paper="McMahan et al., AISTATS 2017", year=2017)
+
+        def init(self, server):
+            return weights(server.model())
+
+        def plan(self, state, server):
+            return Plan("train", server.cohort(), state)
+
+        def client(self, task, message, client):
+            network = client.model(message)
+            fit = client.fit(network, cross_entropy)
+            return Reply(weights(network), metrics={"loss": fit.loss})
+
+        def aggregate(self, state, uploads, server):
+            return average([u.content for u in uploads], [u.size for u in uploads])
+
+        def predictors(self, state, server):
+            return {"main": server.model(state, frozen=True)}
+
+What makes such a file a benchmark entry is what it cannot do: keep state between calls (assignment raises),
+see a true label (nothing it is handed leads to one), read another client's data, draw a number outside the
+named streams, or write into a message.
+
+A **loss** says how one step is scored: ``loss(network, batch) -> scalar tensor``.  Whatever varies from step
+to step or call to call reaches it through ``Batch``, as tensors, so that an engine may record the step once
+and replay it; closures are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import pydantic
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own abbreviation)
+from pydantic_core import core_schema
+
+from flnoisebench.trees import Tree, map_tensors, to
+
+__all__ = [
+    "KEEP", "Arrays", "Batch", "Card", "Claims", "Client", "Config", "Dataset", "Field", "Fit", "Images",
+    "Method", "MissingData", "Optimiser", "Plan", "Preset", "Protocol", "Reply", "Rounds", "Server", "Tree",
+    "Upload", "average", "cross_entropy", "map_tensors", "to", "weights",
+]  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------- settings
+
+
+class Config(pydantic.BaseModel):
+    """Frozen, validated settings.  An unknown name or a value out of range is an error, never ignored."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+def Field(default: Any = ..., *, unit: str = "", why: str, **bounds: Any) -> Any:  # noqa: N802 (pydantic's name)
+    """One setting: its default, its unit, and why it has that default (a source or a reason).
+
+    ``bounds`` are pydantic's: ge, gt, le, lt, min_length, ...
+    """
+    return pydantic.Field(default, description=why, json_schema_extra={"unit": unit}, **bounds)
+
+
+class Rounds:
+    """A duration or a moment in rounds: an int is absolute, a float a share of the run's length.
+
+    Shares keep a schedule's shape when a run is shortened: ``Rounds(0.4).of(500)`` is 200, ``.of(50)`` is 20.
+    """
+
+    def __init__(self, value: int | float | Rounds) -> None:
+        if isinstance(value, Rounds):
+            value = value.value
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"rounds are an int (absolute) or a float (share of the run), not {value!r}")
+        if value < 0 or not math.isfinite(value):
+            raise ValueError(f"rounds cannot be {value!r}: an int >= 0 or a finite share >= 0 is wanted")
+        self.value = value
+
+    def of(self, total: int) -> int:
+        """The number of rounds in a run of ``total``; a share is rounded half up."""
+        return self.value if isinstance(self.value, int) else math.floor(self.value * total + 0.5)
+
+    def __repr__(self) -> str:
+        return f"Rounds({self.value!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rounds) and (type(self.value), self.value) == (type(other.value), other.value)
+
+    def __hash__(self) -> int:
+        return hash((type(self.value), self.value))
+
+    @classmethod
+    def _parse(cls, value: Any) -> Rounds:
+        if isinstance(value, str):  # from the command line: "10" is absolute, "0.4" and "1.0" are shares
+            try:
+                value = float(value) if any(mark in value for mark in ".e") else int(value)
+            except ValueError:
+                raise ValueError(f"{value!r} is neither a number of rounds nor a share of the run") from None
+        return cls(value)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls._parse, serialization=core_schema.plain_serializer_function_ser_schema(lambda r: r.value)
+        )
+
+
+class Optimiser(Config):
+    """A local optimiser, made anew for every ``fit`` (momentum never outlives a client's turn)."""
+
+    name: Literal["sgd", "adam"] = Field("sgd", why="the paper's; its momentum buffer starts at zero each round")
+    lr: float = Field(0.1, unit="step", gt=0, why="FedCova's experiments")
+    momentum: float = Field(0.9, ge=0, lt=1, why="FedCova's experiments; Adam's first beta when name is adam")
+    weight_decay: float = Field(5e-4, ge=0, why="FedCova's experiments")
+
+
+class Protocol(Config):
+    """The training budget and model, which belong to the benchmark and not to a method.
+
+    Equal for all methods in the track ``common``; in the track ``own`` a method's preset may override it, and
+    every override is recorded.
+    """
+
+    name: str = Field("custom", why="the shipped file that it came from")
+    rounds: int = Field(500, ge=1, unit="rounds", why="FedCova's CIFAR runs")
+    local_epochs: int = Field(1, ge=1, unit="epochs", why="FedCova's experiments")
+    batch: int = Field(128, ge=1, unit="samples", why="unstated in the paper; FedCova's specification, A1")
+    optimiser: Optimiser = Field(Optimiser(), why="FedCova's experiments")
+    lr_schedule: Literal["constant", "cosine"] = Field("constant", why="no decay is stated in the paper")
+    participation: float = Field(1.0, gt=0, le=1, unit="share of clients a round", why="FedCova's experiments")
+    model: str = Field("resnet18", why="FedCova's CIFAR-10 model; names as `flnoisebench list models` prints")
+    last_batch: Literal["keep", "merge", "drop"] = Field(
+        "keep", why="no sample is dropped silently; merge joins a last batch under half size to the one before"
+    )
+    precision: Literal["fp32", "tf32", "bf16"] = Field("fp32", why="exact first; bf16 is the fast choice on GPUs")
+
+    def optimiser_at(self, round: int) -> Optimiser:
+        """The optimiser of one round: the learning rate depends on the server's round alone, so a client that
+        was not sampled for a while does not lag behind."""
+        if self.lr_schedule == "constant":
+            return self.optimiser
+        factor = 0.5 * (1 + math.cos(math.pi * round / self.rounds))
+        return self.optimiser.model_copy(update={"lr": max(self.optimiser.lr * factor, 1e-12)})
+
+
+# --------------------------------------------------------------------------------- what passes to and fro
+
+
+class _Keep:
+    def __repr__(self) -> str:
+        return "KEEP"
+
+    def __reduce__(self) -> str:  # stays the one object when a reply comes back from another process
+        return "KEEP"
+
+
+KEEP: Any = _Keep()  # Reply.state: the client's state stays as it is
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The next exchange: what the server asks of whom.
+
+    task: its name, for ``client``.  cohort: the client ids, in any order, none twice.  message: what everybody
+    in the cohort gets.  private: further entries for single clients; they are merged into that client's
+    message, which must then be a dict with other keys.  closes_round: the round ends after this exchange.
+    """
+
+    task: str
+    cohort: Sequence[int]
+    message: Tree = None
+    private: Mapping[int, dict[str, Tree]] = field(default_factory=dict)
+    closes_round: bool = True
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What a client believes about its own data, for the evaluator's record only.  None: it does not say.
+
+    labels: int64 [n], the labels it now trains on.  clean: float [n], the probability that the given label of
+    each sample is right.  noisy: whether it counts itself, or was told to be, a noisy client.
+    """
+
+    labels: torch.Tensor | None = None
+    clean: torch.Tensor | None = None
+    noisy: bool | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A client's answer: what it uploads, its own next state (KEEP: unchanged), metrics (numbers for the record,
+    averaged over the cohort by size) and claims."""
+
+    upload: Tree = None
+    state: Tree = KEEP
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    claims: Claims = Claims()
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What the server sees of a reply: who, how many samples it holds, and what it sent."""
+
+    client: int
+    size: int
+    content: Tree
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Everything a loss may look at.  All tensors are on the run's device.
+
+    views    tuple of float [B, C, H, W]: independent augmentations of the same images, normalised
+    y        labels of the call, [B] int64 (or [B, J] float when the call's labels are soft)
+    index    int64 [B], positions in the owner's data
+    sample   {name: [B, ...]} rows of the call's per-sample tensors (clean probability, pseudo-label, weight)
+    step     int64 scalar tensor, the step within the epoch; steps: the number of steps in an epoch
+    draw     {name: [...]} this step's row of the call's pre-drawn tensors (mixup weights, dropout masks)
+    given    the call's tree (anchor weights, centroids, priors); its numbers arrive as fp64 or int64 scalars
+    frozen   {name: Module} networks in eval mode without gradient (teacher, peer)
+    carry    the tree that the previous step returned (the call's carry before the first)
+    other    {name: Batch} one batch of each further stream (DivideMix's unlabelled half)
+    """
+
+    views: tuple[torch.Tensor, ...]
+    y: torch.Tensor
+    index: torch.Tensor
+    step: torch.Tensor
+    steps: torch.Tensor
+    sample: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    draw: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    given: Tree = None
+    frozen: Mapping[str, torch.nn.Module] = field(default_factory=dict)
+    carry: Tree = None
+    other: Mapping[str, Batch] = field(default_factory=dict)
+
+    @property
+    def x(self) -> torch.Tensor:
+        """The first view."""
+        return self.views[0]
+
+
+class Fit(NamedTuple):
+    """What ``fit`` returns: the mean loss a sample, the last carry, the per-sample tensors with what the loss
+    wrote into them, and the number of optimiser steps."""
+
+    loss: float
+    carry: Tree
+    sample: dict[str, torch.Tensor]
+    steps: int
+
+
+# A loss returns its scalar; or (scalar, new carry); or (scalar, new carry, {name: new rows of batch.sample}).
+Loss = Callable[[torch.nn.Module, Batch], Any]
+
+
+class Images(ABC):
+    """A handle to images that stay where the engine put them: a client's own, or the public set."""
+
+    size: int
+
+
+class Side(ABC):
+    """What both sides offer: facts, streams, networks and training."""
+
+    round: int  # from 0
+    exchange: int  # from 0 within the round
+    clients: int  # in the federation
+    classes: int  # J
+    protocol: Protocol
+    told: Mapping[str, float]  # what the card says the method is told about the noise, by name
+
+    @abstractmethod
+    def rng(self, name: str) -> torch.Generator:
+        """A CPU generator on the stream (seed, role, client, round, exchange, name).
+
+        The same name twice in one call would give the same numbers twice, so it raises ValueError.
+        """
+
+    @abstractmethod
+    def seed(self, name: str) -> int:
+        """A 32-bit seed from the named stream, for scikit-learn's ``random_state``."""
+
+    @abstractmethod
+    def model(self, weights: Tree = None, name: str = "main", *, frozen: bool = False) -> torch.nn.Module:
+        """The method's network with these weights (None: initialised from the named stream).
+
+        Networks of different names are independent; one name twice in a call raises ValueError.  frozen: eval
+        mode, no gradients.
+        """
+
+    @abstractmethod
+    def batch_sizes(
+        self, *, size: int | None = None, batch: int | None = None, last_batch: str | None = None
+    ) -> tuple[int, ...]:
+        """The batch sizes of one epoch over ``size`` samples (default: all own), as ``fit`` will cut them: what
+        to pre-draw for (``len`` is the steps an epoch, ``max`` the widest batch)."""
+
+    @abstractmethod
+    def fit(
+        self,
+        network: torch.nn.Module,
+        loss: Loss,
+        *,
+        data: Images | None = None,
+        labels: torch.Tensor | None = None,
+        subset: torch.Tensor | None = None,
+        views: int = 1,
+        batch: int | None = None,
+        streams: Mapping[str, Mapping[str, Any]] | None = None,
+        sample: Mapping[str, torch.Tensor] | None = None,
+        draw: Mapping[str, torch.Tensor] | None = None,
+        given: Tree = None,
+        frozen: Mapping[str, torch.nn.Module] | None = None,
+        carry: Tree = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        optimiser: Optimiser | None = None,
+        last_batch: str | None = None,
+        stream: str = "fit",
+    ) -> Fit:
+        """Train ``network`` in place.
+
+        data: whose images (default: own; a server has only ``public``).  labels: [n] int64 or [n, J] float in the
+        owner's order (default: the given labels).  subset: int64 positions to train on (default: all).  views:
+        augmentations a batch (0: one, not augmented).  batch, epochs, optimiser, last_batch: default the
+        protocol's; steps: that many steps instead of epochs, reshuffling as often as needed.  streams: {name:
+        {"subset", "views", "batch"}} for ``Batch.other``, each cycling through its subset independently of the
+        main one.  draw: {name: [epochs * steps an epoch, ...]}.  sample, given, frozen, carry: see ``Batch``.
+        stream: the name of the random stream for shuffling and augmentation, once a call.
+
+        Raises ValueError for a closure as loss (it names the captured variable) and for tensors of a wrong
+        length, FloatingPointError when the loss becomes NaN or infinite.  A sample alone in its batch cannot pass
+        a BatchNorm in training: it joins the batch before, or is skipped and counted when there is none.
+        """
+
+    @abstractmethod
+    def apply(
+        self,
+        function: Callable[[Batch], Tree],
+        *,
+        data: Images | None = None,
+        subset: torch.Tensor | None = None,
+        view: Literal["plain", "train"] = "plain",
+        frozen: Mapping[str, torch.nn.Module] | None = None,
+        given: Tree = None,
+        stream: str = "apply",
+    ) -> Tree:
+        """``function`` over images in large batches without gradient; the rows of the trees that it returns are
+        put together in sample order.  view: the test transform, or the training augmentation once."""
+
+
+class Client(Side):
+    """A client in its turn: its own data and state, and nobody else's."""
+
+    id: int
+    size: int  # n, the number of own samples
+    labels: torch.Tensor  # int64 [n], the given (possibly wrong) labels; a fresh copy each turn
+    state: Tree  # its own, from the last reply (in ``join``: None)
+    data: Images
+
+
+class Server(Side):
+    """The server: public facts only."""
+
+    shape: tuple[int, int, int]  # (C, H, W) of an image
+    public: Images | None  # public images without labels, if the data set brings some
+
+    @abstractmethod
+    def cohort(self, participation: float | None = None, name: str = "cohort") -> tuple[int, ...]:
+        """``max(1, int(participation * clients))`` client ids without replacement, sorted (default: the
+        protocol's participation)."""
+
+    @abstractmethod
+    def note(self, **values: float | int | str | bool | list[Any]) -> None:
+        """Write facts into the round's record (votes, flagged clients, «could not decide»)."""
+
+    @abstractmethod
+    def claim(self, noisy_clients: Sequence[int]) -> None:
+        """Tell the evaluator which clients the server now holds for noisy; all others count as held clean."""
+
+
+# ------------------------------------------------------------------------------------------------- method
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a reader must know before comparing.
+
+    conditions: what the method needs beyond FedAvg (a second model, public images, a warm-up stage, ...).  told:
+    what it is told about the noise, each one of "noise_rate" (the mean nominal rate over all clients) and
+    "noisy_clients" (their nominal number).  departures: from the authors' code or text, and why.
+    """
+
+    title: str
+    paper: str
+    year: int
+    conditions: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
+    departures: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Named settings, and for the track ``own`` the protocol values that belong to them.
+
+    datasets: the same again for single data sets, laid over the general ones.
+    """
+
+    about: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+    datasets: Mapping[str, Preset] = field(default_factory=dict)
+
+    def on(self, dataset: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(settings, protocol overrides) for one data set."""
+        special = self.datasets.get(dataset, Preset())
+        return {**self.settings, **special.settings}, {**self.protocol, **special.protocol}
+
+
+class Method:
+    """A federated-learning method.  Subclasses define a card, a Config, presets and the functions below."""
+
+    card: ClassVar[Card]
+    Config: ClassVar[type[Config]] = Config
+    presets: ClassVar[Mapping[str, Preset]] = {"default": Preset()}  # the first one is the default
+
+    config: Any
+
+    def __init__(self, config: Config | None = None) -> None:
+        object.__setattr__(self, "config", self.Config() if config is None else config)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(
+            f"{type(self).__name__} is frozen: {name!r} cannot be set. Keep it in the server's or the client's state"
+        )
+
+    __delattr__ = None  # type: ignore[assignment]
+
+    def network(self, encoder: torch.nn.Module) -> torch.nn.Module:
+        """The network that is trained.  ``encoder`` maps images to features [B, encoder.width]; the default puts
+        a linear head with ``encoder.classes`` outputs behind it."""
+        return torch.nn.Sequential(encoder, torch.nn.Linear(encoder.width, encoder.classes))  # type: ignore[arg-type]
+
+    def init(self, server: Server) -> Tree:
+        """The server's first state."""
+        raise TypeError(f"{type(self).__name__} must define init(server)")
+
+    def join(self, client: Client) -> Tree:
+        """A client's first state, at its first participation."""
+        return None
+
+    def plan(self, state: Tree, server: Server) -> Plan | None:
+        """The next exchange; None ends the run before the protocol's rounds are over."""
+        raise TypeError(f"{type(self).__name__} must define plan(state, server)")
+
+    def client(self, task: str, message: Tree, client: Client) -> Reply:
+        """A client's work."""
+        raise TypeError(f"{type(self).__name__} must define client(task, message, client)")
+
+    def aggregate(self, state: Tree, uploads: Sequence[Upload], server: Server) -> Tree:
+        """The server's next state.  ``uploads`` are sorted by client."""
+        raise TypeError(f"{type(self).__name__} must define aggregate(state, uploads, server)")
+
+    def predictors(self, state: Tree, server: Server) -> Mapping[str, Callable[[torch.Tensor], torch.Tensor]]:
+        """{name: images [B, C, H, W] -> scores [B, J], higher is likelier}; "main" is the one that counts, further
+        ones are evaluated beside it.  Empty while there is none."""
+        raise TypeError(f"{type(self).__name__} must define predictors(state, server)")
+
+    def diagnostics(self, state: Tree) -> Mapping[str, float]:
+        """Numbers about the server's state for the round's record."""
+        return {}
+
+
+# ------------------------------------------------------------------------------------- shared by methods
+
+
+def weights(network: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """A copy of the network's parameters and buffers, without gradient: what can be uploaded."""
+    return {name: value.detach().clone() for name, value in network.state_dict().items()}
+
+
+def average(parts: Sequence[Tree], shares: Sequence[float]) -> Tree:
+    """The mean of equal-shaped trees, weighted by ``shares`` over their sum.
+
+    Summed in float64 in the given order, then cast back, so lanes do not matter.  Integer tensors (BatchNorm's
+    step counters) keep their dtype and take the maximum: a mean of counters is no count.  Raises ValueError when
+    there is nothing to average.
+    """
+    if not parts or len(parts) != len(shares):
+        raise ValueError(f"average needs as many shares as parts, and at least one: {len(parts)} and {len(shares)}")
+    total = math.fsum(float(share) for share in shares)
+    if not total > 0 or not math.isfinite(total):
+        raise ValueError(f"average: the shares sum to {total}, so there is nothing to average")
+    first = parts[0]
+    if isinstance(first, dict):
+        return {key: average([part[key] for part in parts], shares) for key in first}
+    if isinstance(first, list | tuple):
+        return type(first)(average(list(items), shares) for items in zip(*parts, strict=True))
+    if not isinstance(first, torch.Tensor):
+        raise ValueError(f"average takes trees of tensors, not {type(first).__name__}")
+    if not first.is_floating_point():
+        return torch.stack([part.to(torch.int64) for part in parts]).amax(0).to(first.dtype)
+    mean = torch.zeros_like(first, dtype=torch.float64)
+    for part, share in zip(parts, shares, strict=True):
+        mean.add_(part, alpha=float(share) / total)
+    return mean.to(first.dtype)
+
+
+def cross_entropy(network: torch.nn.Module, batch: Batch) -> torch.Tensor:
+    """The mean cross-entropy of the first view, for hard or soft labels."""
+    return F.cross_entropy(network(batch.x).float(), batch.y)
+
+
+# ------------------------------------------------------------------------------------------------ data sets
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """A data set in memory.  Images are uint8 [n, C, H, W], labels int64 [n] in [0, J).
+
+    public: uint8 [n, C, H, W] unlabelled images from elsewhere that a server may own, or None.  classes: class
+    names, for a data set that learns them from its files (a folder of images).
+    """
+
+    train_images: torch.Tensor
+    train_labels: torch.Tensor
+    test_images: torch.Tensor
+    test_labels: torch.Tensor
+    public: torch.Tensor | None = None
+    classes: tuple[str, ...] | None = None
+
+
+class MissingData(FileNotFoundError):
+    """A data set's files are not there; the message says where they were looked for and how to get them."""
+
+
+class Dataset(ABC):
+    """A data set: facts as class attributes, and ``load``."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    classes: ClassVar[tuple[str, ...]]  # class names; empty where ``load`` learns them from the files
+    mean: ClassVar[tuple[float, ...]]  # per channel, of pixels scaled to [0, 1]
+    std: ClassVar[tuple[float, ...]]
+    crop_padding: ClassVar[int] = 0  # pixels of zero padding before a random crop in training; 0: no crop
+    flip: ClassVar[bool] = False  # random horizontal flips in training
+    protocol: ClassVar[str]  # the shipped protocol used by default
+    source: ClassVar[str]  # where it comes from, and its terms
+
+    @abstractmethod
+    def load(self, root: Path, *, public: bool = False) -> Arrays:
+        """Read the files under ``root``.  Never downloads.  Raises MissingData, or ValueError naming the damaged
+        file.  public: bring the public images too (they may lie in another data set's files)."""
+
+    def fetch(self, root: Path) -> None:
+        """Download into ``root``.  Raises MissingData with directions where a form or a licence stands before it."""
+        raise MissingData(f"{self.title} cannot be downloaded by a program. {self.source}")
