@@ -1,0 +1,376 @@
+"""The engine: data on the device, lanes that train clients there, and the sides that methods are handed.
+
+One ``Engine`` holds what all lanes of a device share (pixels, given labels, positions); a ``Lane`` holds what
+one client at a time uses (its network copies and its counts).  Methods see neither: they get a ``Client`` or a
+``Server`` (api.py), whose every call ends here.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from flnoisebench import api, streams
+from flnoisebench.api import Batch, Fit, Method, Optimiser, Protocol
+from flnoisebench.engine import training
+from flnoisebench.engine.batches import Feed, cut
+from flnoisebench.engine.images import DeviceImages, Look
+from flnoisebench.models import Encoder, build_encoder
+from flnoisebench.profiling import Meter
+from flnoisebench.trees import Tree
+
+__all__ = ["DeviceImages", "Engine", "Lane", "Look", "initialised", "make_deterministic"]
+
+_GLOBAL_GENERATOR = threading.Lock()
+
+
+def initialised(build: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Module:
+    """Run ``build`` with torch's global generator seeded, and put the generator back as it was.
+
+    torch's modules initialise themselves from the global generator only; the lock keeps two lanes apart.
+    """
+    with _GLOBAL_GENERATOR, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return build()
+
+
+def make_deterministic(precision: str) -> None:
+    """Process-wide switches for repeatable arithmetic.  Must run before the first CUDA call."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    tf32 = precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    # One thread inside an operation: the sums of a CPU kernel depend on how many threads share them, so the
+    # result would depend on the machine.  Clients in parallel (--lanes) use the cores instead.
+    torch.set_num_threads(1)
+
+
+class Engine:
+    """Everything the lanes of one device share.
+
+    pixels: uint8 [n, C, H, W] of all training images.  given: int64 [n] given labels.  positions: one int64 array
+    of store rows a client.  public: uint8 images or None.  told: facts that the method's card declares.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        protocol: Protocol,
+        *,
+        pixels: torch.Tensor,
+        given: torch.Tensor,
+        positions: Sequence[np.ndarray],
+        classes: int,
+        look: Look,
+        public: torch.Tensor | None = None,
+        told: Mapping[str, float] | None = None,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.method = method
+        self.protocol = protocol
+        self.device = torch.device(device)
+        self.classes = classes
+        self.look = look
+        self.seed = seed
+        self.told = dict(told or {})
+        self.shape: tuple[int, int, int] = tuple(pixels.shape[1:])  # type: ignore[assignment]
+        self.pixels = pixels.to(self.device)
+        self.given = given.to(self.device)
+        self.positions = [torch.as_tensor(np.array(rows), dtype=torch.int64) for rows in positions]
+        self.clients = len(self.positions)
+        self.public = None
+        if public is not None:
+            store = public.to(self.device)
+            self.public = DeviceImages(store, torch.arange(len(store), device=self.device), look)
+        self.batchnorm = training.has_batchnorm(self.network(("structure",)))
+
+    def network(self, stream: tuple[streams.Name, ...]) -> torch.nn.Module:
+        """The method's network, initialised from the stream, on the device."""
+
+        def build() -> torch.nn.Module:
+            encoder = build_encoder(self.protocol.model, self.shape, self.classes)
+            network = self.method.network(encoder)
+            if not isinstance(network, torch.nn.Module):
+                raise TypeError(
+                    f"{type(self.method).__name__}.network must return a Module, not {type(network).__name__}"
+                )
+            return network
+
+        network = initialised(build, streams.seed_of(self.seed, *stream, "init"))
+        # channels_last is how cuDNN's fast convolutions want their images; on a CPU it changes nothing here
+        layout = torch.channels_last if self.device.type == "cuda" else torch.contiguous_format
+        return network.to(device=self.device, memory_format=layout)  # type: ignore[call-overload]
+
+    def images(self, rows: torch.Tensor) -> DeviceImages:
+        return DeviceImages(self.pixels, rows.to(self.device), self.look)
+
+
+class Lane:
+    """One client at a time: its networks, kept from turn to turn under their names, and its counts."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.meter = Meter()
+        self._networks: dict[str, torch.nn.Module] = {}
+
+    def network(self, weights: Tree, name: str, stream: tuple[streams.Name, ...], frozen: bool) -> torch.nn.Module:
+        if weights is None or name not in self._networks:
+            network = self.engine.network((*stream, name))
+            for module in network.modules():
+                if isinstance(module, Encoder):
+                    module.register_forward_pre_hook(self._count)
+            self._networks[name] = network
+        network = self._networks[name]
+        if weights is not None:
+            try:
+                network.load_state_dict(weights)
+            except (RuntimeError, AttributeError, TypeError) as error:
+                raise ValueError(f"model(name={name!r}): these are not the network's weights: {error}") from error
+        network.train(not frozen)
+        network.requires_grad_(not frozen)
+        return network
+
+    def _count(self, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        trained = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters())
+        self.meter.images["trained" if trained else "passed"] += inputs[0].shape[0]
+
+    def client(self, id: int, state: Tree, round: int, exchange: int, role: str = "client") -> ClientSide:
+        """role: "client", or "join" for the call that makes its first state (streams of its own)."""
+        return ClientSide(self, id, state, round, exchange, role)
+
+    def server(self, round: int, exchange: int, role: str) -> ServerSide:
+        """role: init, plan, aggregate or predict: each call has streams of its own."""
+        return ServerSide(self, round, exchange, role)
+
+
+class _Side(api.Side):
+    """What both sides share.  No reference in it, however far it is followed, leads to a true label."""
+
+    data: DeviceImages | None
+
+    def __init__(self, lane: Lane, stream: tuple[streams.Name, ...], round: int, exchange: int) -> None:
+        engine = lane.engine
+        self.round, self.exchange = round, exchange
+        self.clients, self.classes = engine.clients, engine.classes
+        self.protocol, self.told = engine.protocol, engine.told
+        self._lane = lane
+        self._stream = stream  # (role, client, round, exchange)
+        self._used: set[str] = set()
+
+    def _names(self, name: str) -> tuple[streams.Name, ...]:
+        """The full name of a stream, once a call."""
+        if name in self._used:
+            raise ValueError(
+                f"the stream {name!r} was taken before in this call and would give the same numbers again; "
+                "use another name"
+            )
+        self._used.add(name)
+        return (self._lane.engine.seed, *self._stream, name)
+
+    def rng(self, name: str) -> torch.Generator:
+        return streams.torch_stream(*self._names(f"rng/{name}"))
+
+    def seed(self, name: str) -> int:
+        return streams.seed_of(*self._names(f"seed/{name}")) & 0xFFFFFFFF
+
+    def model(self, weights: Tree = None, name: str = "main", *, frozen: bool = False) -> torch.nn.Module:
+        self._names(f"model/{name}")
+        return self._lane.network(weights, name, self._stream, frozen)
+
+    def batch_sizes(
+        self, *, size: int | None = None, batch: int | None = None, last_batch: str | None = None
+    ) -> tuple[int, ...]:
+        if size is None:
+            size = self._images(None).size
+        protocol = self.protocol
+        lone_is_bad = self._lane.engine.batchnorm
+        return cut(size, batch or protocol.batch, last_batch or protocol.last_batch, lone_is_bad)
+
+    def _images(self, data: api.Images | None) -> DeviceImages:
+        data = self.data if data is None else data
+        if data is None:
+            raise ValueError("the server has no images of its own: pass data=server.public")
+        if not isinstance(data, DeviceImages):
+            raise ValueError(f"data must be client.data or server.public, not {type(data).__name__}")
+        return data
+
+    def _own_labels(self, images: DeviceImages) -> torch.Tensor:
+        """Given labels in the owner's order; -1 where there are none (public images)."""
+        return torch.full((images.size,), -1, dtype=torch.int64, device=images.pixels.device)
+
+    def _subset(self, images: DeviceImages, subset: torch.Tensor | None, what: str) -> torch.Tensor:
+        if subset is None:
+            return torch.arange(images.size)
+        if subset.dtype != torch.int64 or subset.dim() != 1:
+            raise ValueError(f"{what}: subset must be int64 positions [k], not {subset.dtype} {list(subset.shape)}")
+        if subset.numel() and not (int(subset.min()) >= 0 and int(subset.max()) < images.size):
+            raise ValueError(f"{what}: subset holds positions outside 0..{images.size - 1}")
+        return subset
+
+    def _rows(self, named: Mapping[str, torch.Tensor] | None, length: int, what: str) -> dict[str, torch.Tensor]:
+        device = self._lane.engine.device
+        for name, value in (named or {}).items():
+            if not isinstance(value, torch.Tensor) or value.dim() < 1 or value.shape[0] < length:
+                found = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+                raise ValueError(f"fit: {what}[{name!r}] needs at least {length} rows, not {found}")
+        return {name: value.to(device) for name, value in (named or {}).items()}
+
+    def fit(
+        self,
+        network: torch.nn.Module,
+        loss: api.Loss,
+        *,
+        data: api.Images | None = None,
+        labels: torch.Tensor | None = None,
+        subset: torch.Tensor | None = None,
+        views: int = 1,
+        batch: int | None = None,
+        streams: Mapping[str, Mapping[str, Any]] | None = None,
+        sample: Mapping[str, torch.Tensor] | None = None,
+        draw: Mapping[str, torch.Tensor] | None = None,
+        given: Tree = None,
+        frozen: Mapping[str, torch.nn.Module] | None = None,
+        carry: Tree = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        optimiser: Optimiser | None = None,
+        last_batch: str | None = None,
+        stream: str = "fit",
+    ) -> Fit:
+        training.refuse_closure(loss)
+        training.check_frozen(frozen or {})
+        images = self._images(data)
+        device = images.pixels.device
+        labels = self._own_labels(images) if labels is None else labels.to(device)
+        if labels.dim() not in (1, 2) or labels.shape[0] != images.size:
+            raise ValueError(f"fit: labels must have {images.size} rows, one an image, not {list(labels.shape)}")
+        positions = self._subset(images, subset, "fit")
+        sizes = self.batch_sizes(size=positions.numel(), batch=batch, last_batch=last_batch)
+        if steps is None:
+            steps = (self.protocol.local_epochs if epochs is None else epochs) * len(sizes)
+        if not sizes:  # nothing that could be trained on; the skipped samples are counted
+            steps = 0
+        names = self._names(f"fit/{stream}")
+        others = {
+            name: self._other(images, name, spec, (*names, "other", name)) for name, spec in (streams or {}).items()
+        }
+        feed = Feed(images, positions, sizes, views, _epoch_streams(names))
+        meter = self._lane.meter
+        meter.images["skipped"] += positions.numel() - feed.used
+        with meter.time("fit", device):
+            result = training.fit(
+                network,
+                loss,
+                feed=feed,
+                others=others,
+                labels=labels,
+                sample=self._rows(sample, images.size, "sample"),
+                draw=self._rows(draw, steps, "draw"),
+                given=training.as_tensors(given, device, "given"),
+                frozen=frozen or {},
+                carry=training.as_tensors(carry, device, "carry"),
+                steps=steps,
+                optimiser=optimiser or self.protocol.optimiser_at(self.round),
+                precision=self.protocol.precision,
+            )
+        if not np.isfinite(result.loss):
+            raise FloatingPointError(
+                f"the loss {loss.__qualname__} became {result.loss} within {steps} steps; a smaller learning rate or "
+                "another precision may help"
+            )
+        return result
+
+    def _other(self, images: DeviceImages, name: str, spec: Mapping[str, Any], names: tuple[streams.Name, ...]) -> Feed:
+        unknown = set(spec) - {"subset", "views", "batch"}
+        if unknown:
+            raise ValueError(f"fit: stream {name!r} has unknown entries {sorted(unknown)}; known: subset, views, batch")
+        positions = self._subset(images, spec.get("subset"), f"fit, stream {name!r}")
+        # cut with "drop": a cycling stream gives batches of one shape; what an epoch leaves out comes in another
+        sizes = cut(positions.numel(), spec.get("batch") or self.protocol.batch, "drop", False)
+        if not sizes:
+            raise ValueError(f"fit: stream {name!r} is empty")
+        return Feed(images, positions, sizes, spec.get("views", 1), _epoch_streams(names))
+
+    def apply(
+        self,
+        function: Callable[[Batch], Tree],
+        *,
+        data: api.Images | None = None,
+        subset: torch.Tensor | None = None,
+        view: Literal["plain", "train"] = "plain",
+        frozen: Mapping[str, torch.nn.Module] | None = None,
+        given: Tree = None,
+        stream: str = "apply",
+    ) -> Tree:
+        training.check_frozen(frozen or {})
+        if view not in ("plain", "train"):
+            raise ValueError(f"apply: view must be 'plain' or 'train', not {view!r}")
+        images = self._images(data)
+        device = images.pixels.device
+        rng = _epoch_streams(self._names(f"apply/{stream}")) if view == "train" else None
+        with self._lane.meter.time("apply", device):
+            return training.apply(
+                function,
+                images=images,
+                labels=self._own_labels(images),
+                subset=self._subset(images, subset, "apply"),
+                rng=rng,
+                frozen=frozen or {},
+                given=training.as_tensors(given, device, "given"),
+                precision=self.protocol.precision,
+            )
+
+
+def _epoch_streams(names: tuple[streams.Name, ...]) -> Callable[[int, str], torch.Generator]:
+    return lambda epoch, what: streams.torch_stream(*names, epoch, what)
+
+
+class ClientSide(_Side, api.Client):
+    def __init__(self, lane: Lane, id: int, state: Tree, round: int, exchange: int, role: str) -> None:
+        super().__init__(lane, (role, id, round, exchange), round, exchange)
+        rows = lane.engine.positions[id].to(lane.engine.device)
+        self.id = id
+        self.state = state
+        self.data = lane.engine.images(rows)
+        self.size = self.data.size
+        self.labels = lane.engine.given.index_select(0, rows)
+        self._given = self.labels.clone()
+
+    def _own_labels(self, images: DeviceImages) -> torch.Tensor:
+        return self._given if images is self.data else super()._own_labels(images)
+
+
+class ServerSide(_Side, api.Server):
+    def __init__(self, lane: Lane, round: int, exchange: int, role: str) -> None:
+        super().__init__(lane, (role, None, round, exchange), round, exchange)
+        self.shape = lane.engine.shape
+        self.public = lane.engine.public
+        self.data = None
+        self.notes: dict[str, Any] = {}
+        self.noisy_clients: list[int] | None = None
+
+    def cohort(self, participation: float | None = None, name: str = "cohort") -> tuple[int, ...]:
+        share = self.protocol.participation if participation is None else participation
+        if not 0 < share <= 1:
+            raise ValueError(f"participation must be in (0, 1], not {share}")
+        # 0.29 * 100 is 28.999999999999996 in binary: nudge before the floor
+        count = max(1, int(share * self.clients + 1e-9))
+        order = torch.randperm(self.clients, generator=streams.torch_stream(*self._names(f"cohort/{name}")))
+        return tuple(sorted(order[:count].tolist()))
+
+    def note(self, **values: Any) -> None:
+        self.notes.update(values)
+
+    def claim(self, noisy_clients: Sequence[int]) -> None:
+        outside = [client for client in noisy_clients if not 0 <= client < self.clients]
+        if outside:
+            raise ValueError(f"claim: clients {outside} are outside 0..{self.clients - 1}")
+        self.noisy_clients = sorted(int(client) for client in noisy_clients)

@@ -1,0 +1,202 @@
+"""The checkpoint: content-addressed objects, and one head that is renamed into place.
+
+    checkpoint/objects/<sha256>     trees (trees.to_bytes): the server's state, client states, claims
+    checkpoint/head.json            which objects make up the last commit, counters, length of records.jsonl
+
+A commit writes the objects that are not there yet, appends the round's line to records.jsonl, and renames the new
+head over the old one: that rename is the commit.  Killed before it, the run resumes from the old head, and the
+exchange is redone identically; whatever the head does not name is swept away.  A background thread writes, one
+commit behind at most: a kill loses the exchange under way and the one being written, no more.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flnoisebench import trees
+from flnoisebench.records import replace
+from flnoisebench.trees import Tree
+
+FORMAT = 1
+
+
+class Damaged(ValueError):
+    """A checkpoint that cannot be read; the message says which file and what to do."""
+
+
+class Busy(RuntimeError):
+    """Another process is running in this folder."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """All that a run needs to go on.  counters: JSON-able.  clients, claims: by client id."""
+
+    server: Tree
+    clients: Mapping[int, Tree] = field(default_factory=dict)
+    claims: Mapping[int, Tree] = field(default_factory=dict)
+    counters: Mapping[str, Any] = field(default_factory=dict)
+    record: str | None = None  # the line to append to records.jsonl, when this commit closes a round
+
+
+class Checkpoint:
+    """The checkpoint of one run's folder.  Holds the folder's lock until closed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.records = folder / "records.jsonl"
+        self._objects = folder / "checkpoint" / "objects"
+        self._head = folder / "checkpoint" / "head.json"
+        self._objects.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(folder)
+        # name of the object of a tree that was written before and is still the same Python object
+        self._known: dict[str, tuple[Tree, str]] = {}
+        self._records_length = 0
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    # ------------------------------------------------------------------------------------------ reading
+
+    def load(self) -> Commit | None:
+        """The last commit, or None where there is none.  Sweeps what a kill left behind.
+
+        Raises Damaged when the head or an object that it names is missing, cut short or altered.
+        """
+        if not self._head.exists():
+            self._sweep(set())
+            if self.records.exists():
+                os.truncate(self.records, 0)
+            return None
+        try:
+            head = json.loads(self._head.read_text())
+            if head["format"] != FORMAT:
+                raise Damaged(f"{self._head}: format {head['format']} is not {FORMAT}; {self._advice}")
+            commit = Commit(
+                server=self._read("server", head["server"]),
+                clients={int(i): self._read(f"client/{i}", name) for i, name in head["clients"].items()},
+                claims={int(i): self._read(f"claims/{i}", name) for i, name in head["claims"].items()},
+                counters=head["counters"],
+            )
+            self._records_length = int(head["records_length"])
+        except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise Damaged(f"{self._head} is damaged ({error!r}); {self._advice}") from error
+        length = self.records.stat().st_size if self.records.exists() else 0
+        if length < self._records_length:
+            raise Damaged(
+                f"{self.records} has {length} bytes where the checkpoint counts {self._records_length}; {self._advice}"
+            )
+        if self.records.exists():
+            os.truncate(self.records, self._records_length)
+        self._sweep({name for _, name in self._known.values()})
+        return commit
+
+    @property
+    def _advice(self) -> str:
+        return f"move {self.folder} away (nothing in it was changed) and run the same command to start again"
+
+    def _read(self, slot: str, name: str) -> Tree:
+        path = self._objects / name
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise Damaged(f"{path} ({slot}) cannot be read: {error.strerror}; {self._advice}") from error
+        if hashlib.sha256(data).hexdigest() != name:
+            raise Damaged(f"{path} ({slot}) is cut short or altered: its SHA-256 is not its name; {self._advice}")
+        tree = trees.from_bytes(data)
+        self._known[slot] = (tree, name)
+        return tree
+
+    # ------------------------------------------------------------------------------------------ writing
+
+    def save(self, commit: Commit) -> None:
+        """Write the commit in the background; waits for the one before.  Raises what that one met."""
+        self.wait()
+        self._thread = threading.Thread(target=self._write_guarded, args=(commit,), name="checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until everything is on the disk.  Raises OSError with advice when it could not be written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            if isinstance(error, OSError):
+                full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+                what = "the disk is full" if full else str(error.strerror or error)
+                raise OSError(
+                    error.errno,
+                    f"cannot write the checkpoint in {self.folder}: {what}. The last commit is untouched: make room or "
+                    "mend the folder, then run the same command to resume",
+                ) from error
+            raise error
+
+    def close(self) -> None:
+        try:
+            self.wait()
+        finally:
+            os.close(self._lock)
+
+    def _write_guarded(self, commit: Commit) -> None:
+        try:
+            self._write(commit)
+        except BaseException as error:  # handed to the run at its next commit
+            self._error = error
+
+    def _write(self, commit: Commit) -> None:
+        head: dict[str, Any] = {
+            "format": FORMAT,
+            "server": self._store("server", commit.server),
+            "clients": {str(i): self._store(f"client/{i}", tree) for i, tree in sorted(commit.clients.items())},
+            "claims": {str(i): self._store(f"claims/{i}", tree) for i, tree in sorted(commit.claims.items())},
+            "counters": dict(commit.counters),
+        }
+        if commit.record is not None:
+            line = commit.record.encode() + b"\n"
+            with open(self.records, "ab") as file:
+                file.truncate(self._records_length)
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+            self._records_length += len(line)
+        head["records_length"] = self._records_length
+        replace(self._head, json.dumps(head).encode())
+        self._sweep({name for _, name in self._known.values()})
+
+    def _store(self, slot: str, tree: Tree) -> str:
+        known = self._known.get(slot)
+        if known is not None and known[0] is tree:  # trees are immutable, so the same object is the same content
+            return known[1]
+        data = trees.to_bytes(tree)
+        name = hashlib.sha256(data).hexdigest()
+        path = self._objects / name
+        if not path.exists():
+            replace(path, data)
+        self._known[slot] = (tree, name)
+        return name
+
+    def _sweep(self, wanted: set[str]) -> None:
+        for path in self._objects.iterdir():
+            if path.name not in wanted:
+                path.unlink()
+        self._head.with_name("head.json.tmp").unlink(missing_ok=True)
+
+
+def _lock(folder: Path) -> int:
+    """Take the folder's lock.  The kernel frees it when the process ends, however it ends."""
+    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise Busy(f"another process is running in {folder}; wait for it, or give this run another --out") from None
+    return handle

@@ -1,0 +1,89 @@
+"""What all commands share: the two consoles, numbers for people, and how an error ends a command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from flnoisebench.api import MissingData
+from flnoisebench.checkpoint import Busy
+from flnoisebench.executors import ClientError
+from flnoisebench.runtime import MethodError
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+USAGE, FAILED, INTERRUPTED = 2, 1, 130  # exit codes: the request cannot be; the work failed; Ctrl-C
+
+
+def fail(message: str, code: int = USAGE) -> NoReturn:
+    """One message on stderr, and out."""
+    err.print(f"error: {message}", style="bold red" if err.is_terminal else None, markup=False, soft_wrap=True)
+    raise typer.Exit(code)
+
+
+def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Turn the errors that a user can do something about into one clear message and an exit code.
+
+    Everything else is a defect of ours and keeps its traceback.
+    """
+
+    @wraps(command)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except (ClientError, MethodError) as error:
+            fail(str(error), FAILED)
+        except MissingData as error:
+            fail(str(error), USAGE)
+        except (ValueError, Busy) as error:
+            fail(str(error), USAGE)
+        except OSError as error:
+            fail(str(error.strerror or error) if error.filename is None else str(error), FAILED)
+        except KeyboardInterrupt:
+            fail("interrupted; the same command resumes from the last commit", INTERRUPTED)
+
+    return run
+
+
+def size(count: float) -> str:
+    """Bytes for people: 1.5 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def curve(values: list[float | None], width: int = 60) -> str:
+    """The values as a line of blocks, low to high; plain dots where the output cannot show blocks."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    low, high = min(known), max(known)
+    step = max(1, -(-len(values) // width))
+    picked = [values[min(i + step - 1, len(values) - 1)] for i in range(0, len(values), step)]
+    encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower()
+    marks = BLOCKS if encoding.startswith("utf") else ".:-=+*#@"
+    scale = (len(marks) - 1) / (high - low) if high > low else 0.0
+    return "".join(" " if value is None else marks[round((value - low) * scale)] for value in picked)

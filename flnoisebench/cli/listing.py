@@ -1,0 +1,123 @@
+"""``flnoisebench list``: what there is, by name; ``--details`` imports it and says more."""
+
+from __future__ import annotations
+
+import typing
+from typing import Annotated, Any
+
+import typer
+
+from flnoisebench import models, protocols, registry
+from flnoisebench.api import Config
+from flnoisebench.cli import console
+from flnoisebench.scenario import NOISE_PRESETS, Noise, Partition
+from flnoisebench.settings import presets_of
+
+app = typer.Typer(no_args_is_help=True, help="List what can be named on the command line.")
+Details = Annotated[bool, typer.Option("--details", help="Import each and say more. [no]")]
+
+
+def line(name: str, *about: str) -> None:
+    """``name<TAB>about``: readable on a terminal, parseable elsewhere."""
+    text = "\t".join([name, *about])
+    console.out.print(text.expandtabs(26) if console.out.is_terminal else text, markup=False, soft_wrap=True)
+
+
+def type_name(annotation: Any) -> str:
+    if typing.get_origin(annotation) is typing.Literal:
+        return "|".join(map(str, typing.get_args(annotation)))
+    if typing.get_args(annotation):
+        return str(annotation).replace("typing.", "").replace("NoneType", "None")
+    return getattr(annotation, "__name__", str(annotation))
+
+
+def settings_of(kind: type[Config], indent: str = "    ") -> None:
+    """Every field: default, type, unit and why."""
+    for name, info in kind.model_fields.items():
+        extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+        unit = f" {extra['unit']}" if extra.get("unit") else ""
+        default = getattr(info.default, "value", info.default)
+        line(f"{indent}{name} = {default}{unit}", type_name(info.annotation), info.description or "")
+
+
+@app.command()
+@console.guarded
+def methods(details: Details = False) -> None:
+    """Methods: what `--method` takes."""
+    for name in registry.names(registry.METHODS):
+        if not details:
+            line(name)
+            continue
+        method = registry.load_method(name)
+        card = method.card
+        line(name, f"{card.title}: {card.paper}")
+        line("  needs", ", ".join(card.conditions) or "nothing beyond FedAvg")
+        line("  told of the noise", ", ".join(card.told) or "nothing")
+        for preset, about in presets_of(method).items():
+            line(f"  preset {preset}", about)
+        for departure in card.departures:
+            line("  departs", departure)
+        settings_of(method.Config)
+
+
+@app.command()
+@console.guarded
+def datasets(details: Details = False) -> None:
+    """Data sets: what `--dataset` takes."""
+    for name in registry.names(registry.DATASETS):
+        if not details:
+            line(name)
+            continue
+        data = registry.load_dataset(name)
+        classes = f"{len(data.classes)} classes" if data.classes else "classes from its folders"
+        line(name, f"{data.title}, {classes}, protocol {data.protocol}")
+        line("  source", data.source)
+
+
+@app.command("protocols")
+@console.guarded
+def protocols_(details: Details = False) -> None:
+    """Protocols: what `--protocol` takes."""
+    for name in protocols.names():
+        if not details:
+            line(name)
+            continue
+        budget = protocols.load(name)
+        optimiser = budget.optimiser
+        line(name, protocols.read(name).get("about", ""))
+        line(
+            "  budget",
+            f"{budget.rounds} rounds, {budget.local_epochs} local epochs, batch {budget.batch}, {budget.model}, "
+            f"{optimiser.name} lr {optimiser.lr} momentum {optimiser.momentum} weight decay {optimiser.weight_decay}, "
+            f"participation {budget.participation}, {budget.precision}, last batch: {budget.last_batch}",
+        )
+
+
+@app.command()
+@console.guarded
+def noise(details: Details = False) -> None:
+    """Noise presets: what `--noise` takes; --details adds the fields that `--noise-set` takes."""
+    for name, (_, source) in NOISE_PRESETS.items():
+        line(name, source)
+    if details:
+        line("fields", "of the noise spec")
+        settings_of(Noise)
+
+
+@app.command()
+@console.guarded
+def partitions(details: Details = False) -> None:
+    """Partition laws: what `--partition` takes; --details adds their parameters."""
+    for name in typing.get_args(Partition.model_fields["law"].annotation):
+        line(name)
+    if details:
+        line("fields", "of the partition spec")
+        settings_of(Partition)
+
+
+@app.command("models")
+@console.guarded
+def models_(details: Details = False) -> None:
+    """Models: what `--set protocol.model=` takes."""
+    for name in models.MODELS:
+        line(name, models.ABOUT[name]) if details else line(name)

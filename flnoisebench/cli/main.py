@@ -1,0 +1,42 @@
+"""The console script: command groups put together."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Annotated
+
+import typer
+
+from flnoisebench.cli import data, listing, scenario
+from flnoisebench.cli.run import run
+from flnoisebench.cli.show import show
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+    help="Which federated-learning methods withstand noisy labels: run, compare, publish.",
+)
+app.command()(run)
+app.command()(show)
+app.add_typer(listing.app, name="list")
+app.add_typer(scenario.app, name="scenario")
+app.add_typer(data.app, name="data")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(importlib.metadata.version("flnoisebench"))
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None: ...
+
+
+def main() -> None:
+    app()

@@ -1,0 +1,257 @@
+"""``flnoisebench run``: one run, with a live view of it."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from flnoisebench import registry, runtime
+from flnoisebench.cli import console
+from flnoisebench.cli import options as opt
+from flnoisebench.cli.console import duration, percent, size
+from flnoisebench.records import RoundRecord, RunResult
+from flnoisebench.settings import EVALUATE_ON, TRACKS, Settings, parse_assignment, resolve
+
+
+def read_config(context: typer.Context, path: Path | None) -> Path | None:
+    """Take the options' defaults from a TOML file; what is said on the command line wins."""
+    if path is None:
+        return None
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise typer.BadParameter(f"cannot read {path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise typer.BadParameter(f"{path} is not TOML: {error}") from None
+    known = {
+        flag.lstrip("-").split("/")[0]: parameter.name
+        for parameter in context.command.params
+        for flag in parameter.opts
+    }
+    defaults: dict[str, Any] = {}
+    for name, value in content.items():
+        key = name.replace("_", "-")
+        if key not in known or key == "config":
+            raise typer.BadParameter(str(registry.unknown(f"option in {path}", name, sorted(set(known) - {"config"}))))
+        if isinstance(value, dict):  # [set] alpha = 2
+            value = [f"{inner}={item if isinstance(item, str) else json.dumps(item)}" for inner, item in value.items()]
+        defaults[known[key] or key] = value
+    context.default_map = {**(context.default_map or {}), **defaults}
+    return path
+
+
+@console.guarded
+def run(
+    method: opt.MethodName = "fedcova",
+    dataset: opt.DatasetName = "digits",
+    protocol: Annotated[
+        str | None, typer.Option(help="Training budget, from `list protocols`. [the data set's]", show_default=False)
+    ] = None,
+    track: Annotated[
+        str, typer.Option(help=f"Whose budget: {', '.join(TRACKS)} (own: the preset's protocol values apply).")
+    ] = "common",
+    preset: Annotated[str | None, typer.Option(help="The method's preset. [its first]", show_default=False)] = None,
+    noise: opt.NoiseName = "fedcova-sym",
+    rho: opt.Rho = None,
+    tau: opt.Tau = None,
+    noise_set: opt.NoiseField = None,
+    partition: opt.Law = None,
+    p: opt.P = None,
+    alpha: opt.Alpha = None,
+    min_size: opt.MinSize = None,
+    clients: opt.Clients = 20,
+    draw: opt.Draw = 0,
+    seed: opt.Seed = 0,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds. [the protocol's]", show_default=False)] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, tf32 or bf16. [the protocol's; fp32 on a CPU]", show_default=False)
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A setting of the method, or protocol.NAME=VALUE (protocol.optimiser.lr=0.03). Repeatable. [none]",
+            show_default=False,
+        ),
+    ] = None,
+    evaluate_on: Annotated[
+        str, typer.Option(help=f"What accuracies are measured on: {', '.join(EVALUATE_ON)}.")
+    ] = "test",
+    holdout: opt.Holdout = 0.0,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    lanes: Annotated[
+        int | None, typer.Option(help="Clients trained at once. [4 on a GPU, 1 on a CPU]", show_default=False)
+    ] = None,
+    executor: Annotated[str, typer.Option(help=f"{', '.join(runtime.EXECUTORS)}.")] = "auto",
+    deterministic: Annotated[bool, typer.Option(help="Repeatable kernels.")] = True,
+    data_root: opt.DataRoot = None,
+    out: Annotated[Path, typer.Option(help="Where runs' folders go.")] = Path("runs"),
+    retry: Annotated[
+        bool, typer.Option("--retry", help="Go on with a run that failed, from its last commit. [no]")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as one JSON object, last line. [no]")
+    ] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="A TOML file whose keys are these options' names; the command line wins. [none]",
+            callback=read_config,
+            is_eager=True,
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Train a method on a data set under label noise; resumes where it was stopped."""
+    place = runtime.pick_device(device)
+    settings = resolve(
+        method=method,
+        dataset=dataset,
+        protocol=protocol,
+        track=track,
+        preset=preset,
+        noise=noise,
+        noise_changes={**opt.given(rho=rho, tau=tau), **dict(map(parse_assignment, noise_set or []))},
+        partition_changes=opt.given(law=partition, p=p, alpha=alpha, min_size=min_size),
+        clients=clients,
+        draw=draw,
+        holdout=holdout,
+        seed=seed,
+        rounds=rounds,
+        # bf16 is a GPU's precision; emulated on most CPUs it is slow and no more exact than fp32
+        precision=precision or ("fp32" if place.type == "cpu" else None),
+        changes=set_ or (),
+        evaluate_on=evaluate_on,
+        deterministic=deterministic,
+    )
+    try:
+        prepared = runtime.prepare(
+            settings,
+            data_root=data_root or opt.default_data_root(),
+            out=out,
+            device=device,
+            lanes=lanes,
+            executor=executor,
+        )
+        result = watched(prepared, retry=retry, quiet=as_json)
+        folder = prepared.folder
+    except runtime.AlreadyDone as done:
+        result, folder = done.result, done.folder
+        again = "" if result.status == "complete" else "; --retry goes on from its last commit"
+        console.err.print(f"already {result.status}: nothing to run{again}", style="yellow", markup=False)
+    print_result(result, folder, as_json=as_json)
+    if result.status == "failed":
+        raise typer.Exit(console.FAILED)
+
+
+def watched(prepared: runtime.Run, *, retry: bool, quiet: bool) -> RunResult:
+    """Execute with a progress line on a terminal; silently elsewhere."""
+    settings = prepared.settings
+    total = settings.protocol.rounds
+    if not console.out.is_terminal or quiet:
+        return prepared.execute(retry=retry)
+    console.out.print(headline(prepared))
+    columns = (
+        TextColumn("[bold]{task.fields[method]}"),
+        BarColumn(bar_width=20),
+        TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+        TextColumn("accuracy [bold]{task.fields[accuracy]}[/] %"),
+        TextColumn("label noise {task.fields[noise]} %"),
+        TextColumn("{task.fields[seconds]:.2f} s/round"),
+        TextColumn("{task.fields[up]} up, {task.fields[down]} down"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console.out) as progress:
+        task = progress.add_task(
+            "run",
+            total=total,
+            method=settings.method,
+            accuracy="-",
+            noise=percent(prepared.judge.noise_before()),
+            seconds=0.0,
+            up=size(0),
+            down=size(0),
+        )
+        sums = {"up": 0, "down": 0}
+
+        def show(record: RoundRecord) -> None:
+            sums["up"] += record.bytes_up
+            sums["down"] += record.bytes_down
+            progress.update(
+                task,
+                completed=record.round + 1,
+                accuracy=percent(record.accuracy),
+                noise=percent(record.label_noise),
+                seconds=record.seconds["round"],
+                up=size(sums["up"]),
+                down=size(sums["down"]),
+            )
+
+        return prepared.execute(show, retry=retry)
+
+
+def headline(prepared: runtime.Run) -> str:
+    """One line that says what is about to run."""
+    settings, scene = prepared.settings, prepared.settings.scenario
+    noise = prepared.judge.noise_before()
+    known = "" if noise is None else f" ({noise:.1f} % of the labels are wrong)"
+    return (
+        f"{settings.method} (preset {settings.preset}, track {settings.track}) on {scene.dataset}: {scene.clients} clients, "
+        f"{scene.noise_name}{known}, draw {scene.draw}, seed {settings.seed}, {settings.protocol.model}, "
+        f"{settings.protocol.precision} on {prepared.device}"
+    )
+
+
+def result_rows(result: RunResult) -> list[tuple[str, str]]:
+    """(name, value) of what a reader looks for first."""
+    accuracy = result.accuracy
+    spread = "" if accuracy.last5_std is None else f" ± {accuracy.last5_std:.2f} over these rounds"
+    rows = [
+        ("status", result.status if result.failure is None else f"failed: {result.failure.splitlines()[0]}"),
+        ("accuracy, mean of last 5 rounds", f"{percent(accuracy.last5_mean)} %{spread}"),
+        ("accuracy, last round", f"{percent(accuracy.final)} %"),
+        ("accuracy, mean of last 10 rounds", f"{percent(accuracy.last10_mean)} %"),
+        ("accuracy, best round (oracle)", f"{percent(accuracy.oracle)} %"),
+        (
+            "label noise, before and after",
+            f"{percent(result.label_noise_before)} % -> {percent(result.label_noise_after)} %",
+        ),
+        ("rounds", str(result.rounds)),
+        ("time", duration(result.seconds.get("round", 0.0))),
+        ("bytes up, down", f"{size(result.bytes_up)}, {size(result.bytes_down)}"),
+        ("images trained", f"{result.images.get('trained', 0):,}"),
+        ("digest", result.digest[:16]),
+    ]
+    if result.settings.evaluate_on != "test":
+        rows.insert(1, ("measured on", result.settings.evaluate_on))
+    return rows
+
+
+def print_result(result: RunResult, folder: Path, *, as_json: bool) -> None:
+    """A table on a terminal, ``name<TAB>value`` lines elsewhere; with --json one JSON object on the last line."""
+    if as_json:
+        print(json.dumps({**result.model_dump(mode="json"), "folder": str(folder)}))
+        return
+    title = f"{result.card['title']} on {result.settings.scenario.dataset}"
+    if console.out.is_terminal:
+        table = Table(title=title, show_header=False, title_justify="left")
+        for name, value in result_rows(result):
+            table.add_row(name, value)
+        console.out.print(table)
+        console.out.print(f"folder: {folder}", soft_wrap=True)
+        return
+    print(f"run\t{title}")
+    for name, value in result_rows(result):
+        print(f"{name}\t{value}")
+    print(f"folder\t{folder}")
+
+
+__all__ = ["Settings", "print_result", "result_rows", "run"]

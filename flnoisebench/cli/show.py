@@ -1,0 +1,73 @@
+"""``flnoisebench show RUN``: a run's summary and curve in the terminal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flnoisebench import records
+from flnoisebench.cli import console
+from flnoisebench.cli.console import curve, percent
+from flnoisebench.cli.run import print_result
+
+
+@console.guarded
+def show(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or one that holds a single run.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print result and records as one JSON object. [no]")] = False,
+) -> None:
+    """Show a finished or unfinished run."""
+    folder = only_run(folder)
+    settings = records.load_settings(folder)
+    rounds = records.load_records(folder)
+    result = records.load_result(folder) if (folder / "result.json").exists() else None
+    if as_json:
+        content = {
+            "folder": str(folder),
+            "settings": settings.model_dump(mode="json"),
+            "result": result and result.model_dump(mode="json"),
+            "records": [record.model_dump(mode="json") for record in rounds],
+        }
+        print(json.dumps(content))
+        return
+    if result is not None:
+        print_result(result, folder, as_json=False)
+    else:
+        console.out.print(
+            f"unfinished: {len(rounds)} of {settings.protocol.rounds} rounds of {settings.method} on "
+            f"{settings.scenario.dataset}; the command that began it resumes it",
+            markup=False,
+        )
+    for name, values in (
+        ("accuracy", [record.accuracy for record in rounds]),
+        ("label noise", [record.label_noise for record in rounds]),
+    ):
+        known = [value for value in values if value is not None]
+        if known:
+            console.out.print(
+                f"{name:<12}{curve(values)}  {percent(known[0])} -> {percent(known[-1])} %, "
+                f"from {percent(min(known))} to {percent(max(known))}",
+                markup=False,
+                soft_wrap=True,
+            )
+    if rounds:
+        last = rounds[-1]
+        details = {**last.judged, **last.diagnostics, **last.metrics}
+        for name, value in sorted(details.items()):
+            console.out.print(f"last round  {name} = {value:.4g}", markup=False)
+
+
+def only_run(folder: Path) -> Path:
+    """The folder itself, or the one run below it.  Raises ValueError when there is none, or are several."""
+    if (folder / "settings.json").exists():
+        return folder
+    found = sorted(path.parent for path in folder.rglob("settings.json")) if folder.is_dir() else []
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ValueError(f"{folder} holds no run (no settings.json in it or below it)")
+    listed = "\n  ".join(map(str, found[:20]))
+    raise ValueError(f"{folder} holds {len(found)} runs; name one of them:\n  {listed}")

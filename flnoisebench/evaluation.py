@@ -1,0 +1,192 @@
+"""The evaluator: the only place where the truth meets what a method did.
+
+Predictions against test labels, claims against true labels.  Everything is in percent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.metrics import roc_auc_score
+
+from flnoisebench.engine.images import DeviceImages
+from flnoisebench.scenario import Scenario, Truth
+from flnoisebench.trees import Tree
+
+CALIBRATION_BINS = 15  # Guo et al., ICML 2017
+BATCH = 1000
+
+
+def scores_of(
+    predictors: Mapping[str, Callable[[torch.Tensor], torch.Tensor]], images: DeviceImages, classes: int
+) -> dict[str, np.ndarray]:
+    """float32 [n, J] scores of every predictor on the plain view.
+
+    Batch by batch and within it predictor by predictor, so that readouts of one network can share its features.
+    Raises ValueError when scores have another shape or are NaN.
+    """
+    parts: dict[str, list[torch.Tensor]] = {name: [] for name in predictors}
+    device = images.pixels.device
+    with torch.no_grad():
+        for start in range(0, images.size, BATCH):
+            index = torch.arange(start, min(start + BATCH, images.size), device=device)
+            inputs = images.plain(index)
+            for name, predict in predictors.items():
+                scores = predict(inputs)
+                if scores.shape != (index.numel(), classes):
+                    raise ValueError(
+                        f"predictor {name!r} returned scores {list(scores.shape)}, not {[index.numel(), classes]}"
+                    )
+                parts[name].append(scores.float())
+    found = {name: torch.cat(rows).cpu().numpy() for name, rows in parts.items()}
+    for name, array in found.items():
+        if np.isnan(array).any():
+            raise FloatingPointError(f"predictor {name!r} returned NaN scores")
+    return found
+
+
+def prediction_digest(scores: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 over the predicted classes of every predictor."""
+    whole = hashlib.sha256()
+    for name in sorted(scores):
+        whole.update(name.encode())
+        whole.update(scores[name].argmax(1).astype(np.int32).tobytes())
+    return whole.hexdigest()
+
+
+def _percent(share: Any) -> float:
+    return round(float(share) * 100, 4)
+
+
+def measure(scores: Mapping[str, np.ndarray], labels: np.ndarray) -> dict[str, Any]:
+    """The accuracy fields of a RoundRecord: all of predictor "main", the accuracy of the others."""
+    nothing = dict.fromkeys(("accuracy", "balanced_accuracy", "macro_f1", "calibration_error", "recall"))
+    accuracies = {name: _percent((array.argmax(1) == labels).mean()) for name, array in scores.items()}
+    if "main" not in scores:
+        return {**nothing, "predictors": accuracies}
+    main = scores["main"]
+    predicted = main.argmax(1)
+    classes = main.shape[1]
+    matrix = np.zeros((classes, classes), dtype=np.int64)
+    np.add.at(matrix, (labels, predicted), 1)
+    hits, actual, claimed = np.diag(matrix), matrix.sum(1), matrix.sum(0)
+    present = actual > 0
+    recall = np.divide(hits, actual, where=present, out=np.zeros(classes))
+    f1 = 2 * hits / np.maximum(actual + claimed, 1)
+    return {
+        "accuracy": accuracies["main"],
+        "predictors": accuracies,
+        "balanced_accuracy": _percent(recall[present].mean()),
+        "macro_f1": _percent(f1[present].mean()),
+        "calibration_error": _percent(calibration_error(main, labels)),
+        "recall": [_percent(value) for value in recall],
+    }
+
+
+def calibration_error(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Expected calibration error of softmax(scores) over equal confidence bins (Guo et al., ICML 2017, eq. 3)."""
+    shifted = scores.astype(np.float64) - scores.max(1, keepdims=True)
+    shares = np.exp(shifted)
+    shares /= shares.sum(1, keepdims=True)
+    confidence, right = shares.max(1), scores.argmax(1) == labels
+    bins = np.minimum((confidence * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
+    error = 0.0
+    for b in np.unique(bins):
+        inside = bins == b
+        error += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
+    return error
+
+
+def _detection(prefix: str, claimed: np.ndarray, actual: np.ndarray) -> dict[str, float]:
+    """Precision and recall in percent; a share of nothing is left out, not called 0 or 100."""
+    found = {}
+    if claimed.sum():
+        found[f"{prefix}_precision"] = _percent((claimed & actual).sum() / claimed.sum())
+    if actual.sum():
+        found[f"{prefix}_recall"] = _percent((claimed & actual).sum() / actual.sum())
+    return found
+
+
+class Judge:
+    """Holds the truth; tells how right the claims are, and nothing to any method."""
+
+    def __init__(self, scenario: Scenario, truth: Truth) -> None:
+        self._truth = truth
+        self._given = scenario.given
+        self._positions = [scenario.positions(client) for client in range(scenario.spec.clients)]
+
+    @property
+    def knows(self) -> bool:
+        return self._truth.true is not None
+
+    def noise_before(self) -> float | None:
+        """Wrong given labels among all training samples, in percent."""
+        return self.noise({})
+
+    def _labels(self, claims: Mapping[int, Tree], client: int) -> np.ndarray:
+        labels = (claims.get(client) or {}).get("labels")
+        return self._given[self._positions[client]] if labels is None else labels.numpy()
+
+    def noise(self, claims: Mapping[int, Tree]) -> float | None:
+        """Wrong labels among those that clients now train on, in percent; None without truth."""
+        if self._truth.true is None:
+            return None
+        wrong = sum(
+            int((self._labels(claims, client) != self._truth.true[rows]).sum())
+            for client, rows in enumerate(self._positions)
+        )
+        return _percent(wrong / max(sum(map(len, self._positions)), 1))
+
+    def judge(self, claims: Mapping[int, Tree], noisy_clients: list[int] | None) -> dict[str, float]:
+        """Detection of noisy clients and samples, and relabelling, against the truth.
+
+        clients_*: the server's claim, else the clients' own.  samples_*: «clean < .5» against «the given label is
+        wrong», with the area under the curve.  relabel_precision: changed labels that are now right; relabel_recall:
+        wrong given labels that are now right; relabel_harm: right given labels that are now wrong.
+        """
+        true = self._truth.true
+        if true is None:
+            return {}
+        found: dict[str, float] = {}
+        own = {client: claim["noisy"] for client, claim in claims.items() if claim.get("noisy") is not None}
+        if noisy_clients is not None or own:
+            flagged = noisy_clients if noisy_clients is not None else [client for client, noisy in own.items() if noisy]
+            claimed = np.zeros(len(self._positions), dtype=bool)
+            claimed[flagged] = True
+            found |= _detection("clients", claimed, self._truth.noisy)
+        suspect, wrong, clean = [], [], []
+        changed = changed_right = wrong_before = mended = right_before = spoilt = 0
+        for client, rows in enumerate(self._positions):
+            claim = claims.get(client) or {}
+            given_wrong = self._given[rows] != true[rows]
+            if claim.get("clean") is not None:
+                shares = claim["clean"].numpy()
+                clean.append(shares)
+                suspect.append(shares < 0.5)
+                wrong.append(given_wrong)
+            if claim.get("labels") is not None:
+                now = claim["labels"].numpy()
+                now_right = now == true[rows]
+                moved = now != self._given[rows]
+                changed += int(moved.sum())
+                changed_right += int((moved & now_right).sum())
+                wrong_before += int(given_wrong.sum())
+                mended += int((given_wrong & now_right).sum())
+                right_before += int((~given_wrong).sum())
+                spoilt += int((~given_wrong & ~now_right).sum())
+        if wrong:
+            actual = np.concatenate(wrong)
+            found |= _detection("samples", np.concatenate(suspect), actual)
+            if 0 < actual.sum() < len(actual):
+                found["samples_auc"] = _percent(roc_auc_score(actual, -np.concatenate(clean)))
+        if changed:
+            found["relabel_precision"] = _percent(changed_right / changed)
+        if changed and wrong_before:
+            found["relabel_recall"] = _percent(mended / wrong_before)
+        if changed and right_before:
+            found["relabel_harm"] = _percent(spoilt / right_before)
+        return found

@@ -1,0 +1,252 @@
+"""How the clients of an exchange are carried out: one after the other, at once, or on several devices.
+
+An executor turns jobs into outcomes and knows nothing of rounds.  Whatever the order in which clients finish,
+outcomes come back sorted by client, so every executor gives the same bits.
+"""
+
+from __future__ import annotations
+
+import queue
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from flnoisebench import trees
+from flnoisebench.api import KEEP, Claims, Reply
+from flnoisebench.engine import Engine, Lane
+from flnoisebench.profiling import Meter
+from flnoisebench.trees import Tree
+
+
+class ClientError(RuntimeError):
+    """A client failed.  The message names method, round, exchange, client and task, and the cause."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One client's turn.  joined: it has a state; otherwise ``Method.join`` makes its first one."""
+
+    client: int
+    task: str
+    message: Tree
+    state: Tree
+    joined: bool
+    round: int
+    exchange: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished turn.  state is the client's next one, never KEEP."""
+
+    client: int
+    size: int
+    reply: Reply
+    state: Tree
+    meter: Meter
+
+
+def _claims_checked(claims: Claims, size: int) -> Claims:
+    for name, dtype in (("labels", torch.int64), ("clean", None)):
+        value = getattr(claims, name)
+        if value is None:
+            continue
+        if not isinstance(value, torch.Tensor) or value.shape != (size,) or (dtype and value.dtype != dtype):
+            raise ValueError(f"claims.{name} must be a tensor [{size}]" + (f" of {dtype}" if dtype else ""))
+    return claims
+
+
+def perform(lane: Lane, job: Job) -> Outcome:
+    """One client's turn on one lane.  Raises ClientError for whatever goes wrong in it."""
+    method = lane.engine.method
+    lane.meter.take()
+    try:
+        state = job.state
+        if not job.joined:
+            state = method.join(lane.client(job.client, None, job.round, job.exchange, role="join"))
+            trees.check(state, "join's state")
+        side = lane.client(job.client, state, job.round, job.exchange)
+        written = trees.writes(job.message) + trees.writes(state)
+        reply = method.client(job.task, job.message, side)
+        if not isinstance(reply, Reply):
+            raise TypeError(f"client() must return a Reply, not {type(reply).__name__}")
+        if trees.writes(job.message) + trees.writes(state) != written:
+            raise ValueError(
+                "the message or the client's state was written in place; both belong to others: clone first"
+            )
+        trees.check(reply.upload, "upload")
+        if (bad := trees.first_non_finite(reply.upload)) is not None:
+            raise FloatingPointError(f"the upload is not finite at {bad or 'its only value'}")
+        if reply.state is not KEEP:
+            trees.check(reply.state, "state")
+        _claims_checked(reply.claims, side.size)
+        metrics = {name: float(value) for name, value in reply.metrics.items()}
+        reply = Reply(reply.upload, reply.state, metrics, reply.claims)
+        return Outcome(job.client, side.size, reply, state if reply.state is KEEP else reply.state, lane.meter.take())
+    except Exception as error:
+        where = f"{type(method).__name__}, round {job.round}, exchange {job.exchange}, client {job.client}"
+        cause = f"{type(error).__name__}: {error}"
+        raise ClientError(
+            f"{where}, task {job.task!r}: {cause}\n{''.join(traceback.format_tb(error.__traceback__)[1:])}"
+        ) from error
+
+
+class Executor(Protocol):
+    """What the runtime wants of one."""
+
+    lanes: int
+
+    def run(self, jobs: Sequence[Job], sizes: Mapping[int, int]) -> list[Outcome]:
+        """All outcomes, sorted by client; raises the ClientError of the lowest client that failed."""
+
+    def close(self) -> None: ...
+
+
+def _settle(futures: Sequence[Future[Outcome]]) -> list[Outcome]:
+    """Wait for all; raise the error of the lowest client, so that a failure has one message on every executor."""
+    for _ in as_completed(futures):
+        pass
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    if errors:
+        raise errors[0]
+    return [future.result() for future in futures]
+
+
+class Serial:
+    """One client after the other."""
+
+    lanes = 1
+
+    def __init__(self, engine: Engine) -> None:
+        self._lane = Lane(engine)
+
+    def run(self, jobs: Sequence[Job], sizes: Mapping[int, int]) -> list[Outcome]:
+        return [perform(self._lane, job) for job in sorted(jobs, key=lambda job: job.client)]
+
+    def close(self) -> None:
+        pass
+
+
+class Threads:
+    """``lanes`` clients at once on one device, each on a lane of its own; the largest clients start first."""
+
+    def __init__(self, engine: Engine, lanes: int) -> None:
+        self.lanes = lanes
+        self._free: queue.SimpleQueue[Lane] = queue.SimpleQueue()
+        for _ in range(lanes):
+            self._free.put(Lane(engine))
+        # torch's thread count is set once for each thread that calls into it
+        self._pool = ThreadPoolExecutor(lanes, "lane", initializer=lambda: torch.set_num_threads(1))
+
+    def _perform(self, job: Job) -> Outcome:
+        lane = self._free.get()
+        try:
+            return perform(lane, job)
+        finally:
+            self._free.put(lane)
+
+    def run(self, jobs: Sequence[Job], sizes: Mapping[int, int]) -> list[Outcome]:
+        started = {
+            job.client: self._pool.submit(self._perform, job)
+            for job in sorted(jobs, key=lambda job: (-sizes[job.client], job.client))
+        }
+        return _settle([started[client] for client in sorted(started)])
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+_LANE: Lane | None = None  # of this worker process
+
+
+def _start_worker(build: Callable[..., Engine], arguments: tuple[Any, ...], devices: Any) -> None:
+    global _LANE
+    _LANE = Lane(build(*arguments, device=devices.get()))
+
+
+def _work(packed: bytes, job: Job) -> tuple[Outcome, bytes]:
+    """In a worker: trees travel as bytes, so that nothing of a message is shared and no device is assumed."""
+    assert _LANE is not None
+    message, state = trees.to(trees.from_bytes(packed), _LANE.engine.device)
+    outcome = perform(_LANE, Job(job.client, job.task, message, state, job.joined, job.round, job.exchange))
+    reply = outcome.reply
+    keep = reply.state is KEEP and job.joined
+    claims = {"labels": reply.claims.labels, "clean": reply.claims.clean, "noisy": reply.claims.noisy}
+    packed = trees.to_bytes([reply.upload, None if keep else outcome.state, claims])
+    light = Reply(None, KEEP if keep else None, reply.metrics)
+    return Outcome(outcome.client, outcome.size, light, None, outcome.meter), packed
+
+
+class Processes:
+    """One worker process a device (or several on a CPU).  ``build(*arguments, device=...)`` makes its engine there.
+
+    devices: one entry a worker.
+    """
+
+    def __init__(
+        self, build: Callable[..., Engine], arguments: tuple[Any, ...], devices: Sequence[str], home: torch.device
+    ) -> None:
+        # torch's own multiprocessing shares tensors' memory instead of copying it to each worker; spawn, since a
+        # forked process cannot use CUDA
+        context = torch.multiprocessing.get_context("spawn")
+        self.lanes = len(devices)
+        self._home = home
+        handed_out = context.Queue()
+        for device in devices:
+            handed_out.put(device)
+        self._pool = ProcessPoolExecutor(
+            len(devices), context, initializer=_start_worker, initargs=(build, arguments, handed_out)
+        )
+
+    def run(self, jobs: Sequence[Job], sizes: Mapping[int, int]) -> list[Outcome]:
+        started = {}
+        for job in sorted(jobs, key=lambda job: (-sizes[job.client], job.client)):
+            packed = trees.to_bytes([job.message, job.state])
+            bare = Job(job.client, job.task, None, None, job.joined, job.round, job.exchange)
+            started[job.client] = self._pool.submit(_work, packed, bare)
+        states = {job.client: job.state for job in jobs}
+        outcomes = []
+        for light, packed in _settle([started[client] for client in sorted(started)]):  # type: ignore[misc]
+            upload, state, claims = trees.to(trees.from_bytes(packed), self._home)
+            kept = light.reply.state is KEEP
+            state = states[light.client] if kept else state
+            reply = Reply(upload, KEEP if kept else state, light.reply.metrics, Claims(**claims))
+            outcomes.append(Outcome(light.client, light.size, reply, state, light.meter))
+        return outcomes
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+class Debug:
+    """Serial, and suspicious: each turn is taken twice and must give the same bits, and neither message nor state
+    may change meanwhile, not even through numpy.  Slow; for writing a method."""
+
+    lanes = 1
+
+    def __init__(self, engine: Engine) -> None:
+        self._lane = Lane(engine)
+
+    def run(self, jobs: Sequence[Job], sizes: Mapping[int, int]) -> list[Outcome]:
+        return [self._watched(job) for job in sorted(jobs, key=lambda job: job.client)]
+
+    def _watched(self, job: Job) -> Outcome:
+        before = trees.digest([job.message, job.state])
+        outcomes = [perform(self._lane, job) for _ in range(2)]
+        where = f"{type(self._lane.engine.method).__name__}, client {job.client}, task {job.task!r}"
+        if trees.digest([job.message, job.state]) != before:
+            raise ClientError(f"{where}: the message or the state was changed in place")
+        first, second = (trees.digest([outcome.reply.upload, outcome.state]) for outcome in outcomes)
+        if first != second:
+            raise ClientError(
+                f"{where}: two turns with the same message and streams gave different results; is something drawn "
+                "outside client.rng and client.seed, or kept between calls?"
+            )
+        return outcomes[0]
+
+    def close(self) -> None:
+        pass

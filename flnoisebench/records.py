@@ -1,0 +1,141 @@
+"""What a run writes: its settings, a record a round, and one result.  Frozen, validated, versioned.
+
+``settings.json`` is written first and says what the run is; ``records.jsonl`` grows by a line a round;
+``result.json`` is written last, so that its presence means that the run is over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from flnoisebench.api import Config, Field
+from flnoisebench.settings import Settings
+
+SCHEMA = 1
+
+
+class RoundRecord(Config):
+    """One round, one line of records.jsonl.  Accuracies and rates are in percent, null where there is none."""
+
+    round: int = Field(..., ge=0, unit="from 0", why="index")
+    exchanges: int = Field(..., ge=1, why="how many it took")
+    lr: float = Field(..., why="the protocol's learning rate of this round")
+    accuracy: float | None = Field(..., unit="%", why="predictor main; null before there is one")
+    predictors: dict[str, float] = Field(..., unit="%", why="accuracy of every predictor by name")
+    balanced_accuracy: float | None = Field(..., unit="%", why="mean of the per-class recalls")
+    macro_f1: float | None = Field(..., unit="%", why="mean of the per-class F1")
+    calibration_error: float | None = Field(..., unit="%", why="15 equal bins of max softmax(scores)")
+    recall: list[float] | None = Field(..., unit="%", why="per class; null where the class is not in the test set")
+    label_noise: float | None = Field(..., unit="%", why="wrong labels among those now trained on; null without truth")
+    judged: dict[str, float] = Field(..., why="claims against the truth: detection and correction (evaluation.py)")
+    metrics: dict[str, float] = Field(..., why="what clients reported, averaged by size")
+    diagnostics: dict[str, float] = Field(..., why="the method's own, of the server's state")
+    notes: dict[str, Any] = Field(..., why="what the method wrote down")
+    bytes_up: int = Field(..., ge=0, unit="bytes", why="payload of all uploads")
+    bytes_down: int = Field(..., ge=0, unit="bytes", why="payload of all messages")
+    images: dict[str, int] = Field(..., why="trained, passed (without gradient), skipped (last batch)")
+    seconds: dict[str, float] = Field(
+        ..., unit="s", why="round: wall; clients: wall; fit, apply: summed over lanes; ..."
+    )
+    peak_memory: int = Field(..., ge=0, unit="bytes", why="of the device, or of the process on a CPU")
+    digest: str = Field(..., why="chain over states, uploads and predictions up to here")
+
+
+class Accuracy(Config):
+    """In percent.  ``last5_std`` is the spread over the last five rounds of this one run (what the paper
+    prints); a spread over seeds or draws is another number and lives in the leaderboard."""
+
+    final: float | None = Field(..., unit="%", why="last round")
+    last5_mean: float | None = Field(..., unit="%", why="the paper's number")
+    last5_std: float | None = Field(..., unit="%", why="population standard deviation over those rounds")
+    last10_mean: float | None = Field(..., unit="%", why="several peers' number")
+    oracle: float | None = Field(..., unit="%", why="best round, chosen on the test set: never a result")
+    oracle_round: int | None = Field(..., why="which one")
+
+    @classmethod
+    def of(cls, rounds: list[float | None]) -> Accuracy:
+        """From the accuracy by round."""
+        known = [(value, i) for i, value in enumerate(rounds) if value is not None]
+        values = [value for value, _ in known]
+        best = max(known, key=lambda pair: (pair[0], -pair[1]), default=(None, None))
+        return cls(
+            final=values[-1] if values else None,
+            last5_mean=statistics.fmean(values[-5:]) if values else None,
+            last5_std=statistics.pstdev(values[-5:]) if values else None,
+            last10_mean=statistics.fmean(values[-10:]) if values else None,
+            oracle=best[0],
+            oracle_round=best[1],
+        )
+
+
+class RunResult(Config):
+    """A finished run."""
+
+    schema_version: Literal[1] = Field(SCHEMA, why="of this file")
+    status: Literal["complete", "failed"] = Field(..., why="failed: a client, a loss or an upload stopped it")
+    failure: str | None = Field(..., why="what, in which method, round, client and task")
+    settings: Settings = Field(..., why="as settings.json")
+    card: dict[str, Any] = Field(..., why="the method's title, paper, conditions and what it was told")
+    told: dict[str, float] = Field(..., why="the values that it was told about the noise")
+    digests: dict[str, str] = Field(..., why="SHA-256 of data, partition and given labels")
+    federation: dict[str, Any] = Field(..., why="the scenario's summary: a row a client, rates overall")
+    accuracy: Accuracy = Field(..., unit="%", why="on evaluate_on")
+    label_noise_before: float | None = Field(..., unit="%", why="of the given labels; null without truth")
+    label_noise_after: float | None = Field(..., unit="%", why="of the labels at the end")
+    rounds: int = Field(..., ge=0, why="completed")
+    bytes_up: int = Field(..., ge=0, unit="bytes", why="in all")
+    bytes_down: int = Field(..., ge=0, unit="bytes", why="in all")
+    images: dict[str, int] = Field(..., why="trained, passed, skipped, in all")
+    seconds: dict[str, float] = Field(..., unit="s", why="by part, in all, over every session of the run")
+    peak_memory: int = Field(..., unit="bytes", why="the highest of all rounds")
+    digest: str = Field(..., why="of the whole run; equal for equal settings on equal hardware")
+    environment: dict[str, Any] = Field(..., why="versions, commit, machine, device, lanes")
+
+
+def write_json(path: Path, content: Config | dict[str, Any]) -> None:
+    """Write so that a reader sees the old file or the new one, never half of one."""
+    data = content.model_dump(mode="json") if isinstance(content, Config) else content
+    replace(path, (json.dumps(data, indent=1) + "\n").encode())
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Write to a temporary file beside ``path``, flush it to the disk, and rename it over."""
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _parse(kind: type[Config], text: str, where: str) -> Any:
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise ValueError(f"{where} is damaged or of another version: {place}: {first['msg']}") from error
+
+
+def load_settings(folder: Path) -> Settings:
+    return _parse(Settings, (folder / "settings.json").read_text(), str(folder / "settings.json"))
+
+
+def load_result(folder: Path) -> RunResult:
+    """The run's result; raises FileNotFoundError while there is none, ValueError when it is damaged."""
+    return _parse(RunResult, (folder / "result.json").read_text(), str(folder / "result.json"))
+
+
+def load_records(folder: Path) -> list[RoundRecord]:
+    """The finished rounds.  A last line without its end, as a kill leaves it, does not count."""
+    path = folder / "records.jsonl"
+    if not path.exists():
+        return []
+    lines = path.read_text().split("\n")[:-1]
+    return [_parse(RoundRecord, line, f"{path}, line {i}") for i, line in enumerate(lines, 1)]

@@ -1,0 +1,115 @@
+"""Names -> methods and data sets, through entry points: the runtime itself knows none by name."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib.util
+import inspect
+import sys
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+
+from flnoisebench.api import Dataset, Method
+
+METHODS = "flnoisebench.methods"
+DATASETS = "flnoisebench.datasets"
+_KIND = {METHODS: "method", DATASETS: "data set"}
+
+
+class UnknownName(ValueError):
+    """No method, data set or other named thing of this name; the message holds near misses."""
+
+
+def unknown(kind: str, name: str, known: list[str], advice: str = "") -> UnknownName:
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    return UnknownName(f"unknown {kind} {name!r}.{hint} Known: {', '.join(sorted(known))}.{advice}")
+
+
+def _entries(group: str) -> dict[str, EntryPoint]:
+    found: dict[str, EntryPoint] = {}
+    for entry in entry_points(group=group):
+        other = found.get(entry.name)
+        if other is not None and other.value != entry.value:
+            raise ValueError(
+                f"two packages bring a {_KIND[group]} called {entry.name!r}: {other.value} and {entry.value}; "
+                "uninstall one of them"
+            )
+        found[entry.name] = entry
+    return found
+
+
+def names(group: str) -> list[str]:
+    """The names of a group, without importing anything."""
+    return sorted(_entries(group))
+
+
+def _load(group: str, name: str) -> type:
+    entries = _entries(group)
+    if name not in entries:
+        advice = " (A newly declared entry point needs a re-install: pip install -e .)"
+        if group == METHODS:
+            advice += " An uninstalled plugin runs as path/to/file.py:ClassName."
+        raise unknown(_KIND[group], name, list(entries), advice)
+    try:
+        return entries[name].load()
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{_KIND[group]} {name!r} ({entries[name].value}) cannot be imported: {error}") from error
+
+
+def load_method(name: str) -> type[Method]:
+    """The class of an entry point's name, or of ``path/to/file.py:ClassName``.
+
+    Raises UnknownName with near misses, ValueError when the file or class is not there or is no method.
+    """
+    if ".py" in name:
+        return _from_file(name)
+    found = _load(METHODS, name)
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise ValueError(f"the entry point {name!r} is no flnoisebench.api.Method: {found!r}")
+    return found
+
+
+def load_dataset(name: str) -> Dataset:
+    """The data set of this name.  Raises UnknownName with near misses."""
+    found = _load(DATASETS, name)
+    if not (isinstance(found, type) and issubclass(found, Dataset)):
+        raise ValueError(f"the entry point {name!r} is no flnoisebench.api.Dataset: {found!r}")
+    return found()
+
+
+def _from_file(name: str) -> type[Method]:
+    path_text, _, class_name = name.partition(":")
+    path = Path(path_text).resolve()
+    if not path.is_file():
+        raise ValueError(f"--method {name}: there is no file {path}")
+    module_name = f"flnoisebench_plugin_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if module_name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(module_name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[module_name] = module
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[module_name]
+            raise
+    module = sys.modules[module_name]
+    here = [
+        key
+        for key, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, Method) and value.__module__ == module_name
+    ]
+    if class_name not in here:
+        raise ValueError(
+            f"{path} has no method class {class_name!r}; it has {here or 'none'}. Write --method {path_text}:ClassName"
+        )
+    return getattr(module, class_name)
+
+
+def source_digest(method: type[Method]) -> str:
+    """SHA-256 of the file that defines the method: a run must not be resumed under other code."""
+    file = inspect.getsourcefile(method)
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""

@@ -1,0 +1,663 @@
+"""The run: exchanges, rounds, commits.
+
+``prepare`` turns settings into a Run; ``Run.execute`` carries it through, from the start or from its last commit.
+The runtime names no method and no data set; it finds both through the registry.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import math
+import os
+import platform
+import subprocess
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from flnoisebench import evaluation, records, registry, scenario, trees
+from flnoisebench.api import Arrays, Dataset, Method, Plan, Protocol, Upload
+from flnoisebench.checkpoint import Checkpoint, Commit
+from flnoisebench.engine import DeviceImages, Engine, Lane, Look, make_deterministic
+from flnoisebench.engine.training import autocast
+from flnoisebench.executors import ClientError, Debug, Executor, Job, Outcome, Processes, Serial, Threads
+from flnoisebench.profiling import Meter, peak_memory, synchronise
+from flnoisebench.records import Accuracy, RoundRecord, RunResult
+from flnoisebench.settings import Settings
+from flnoisebench.trees import Tree
+
+EXECUTORS = ("auto", "serial", "threads", "processes", "debug")
+
+
+class MethodError(RuntimeError):
+    """A method failed on the server's side, or answered what the contract does not allow."""
+
+
+class AlreadyDone(RuntimeError):
+    """The run is complete (or has failed) and its folder holds the result."""
+
+    def __init__(self, folder: Path, result: RunResult) -> None:
+        super().__init__(f"this run is already {result.status}: {folder}")
+        self.folder, self.result = folder, result
+
+
+# ----------------------------------------------------------------------------------------------- preparing
+
+
+def data_digest(arrays: Arrays) -> str:
+    """SHA-256 over all images and labels of a data set, training and test."""
+    whole = hashlib.sha256()
+    for part in (arrays.train_images, arrays.train_labels, arrays.test_images, arrays.test_labels):
+        whole.update(f"{part.dtype}{list(part.shape)}".encode())
+        whole.update(part.contiguous().numpy().data)
+    return whole.hexdigest()
+
+
+def told_to(method: type[Method], nominal: Mapping[str, float]) -> dict[str, float]:
+    """What the card says that the method is told; raises ValueError for a fact that no scenario has."""
+    strange = set(method.card.told) - set(nominal)
+    if strange:
+        raise ValueError(
+            f"the card of {method.card.title} asks for {sorted(strange)}; a method can be told {[*nominal]}"
+        )
+    return {name: float(nominal[name]) for name in method.card.told}
+
+
+def evaluation_set(
+    on: str, arrays: Arrays, scene: scenario.Scenario, truth: scenario.Truth
+) -> tuple[torch.Tensor, np.ndarray]:
+    """(uint8 images, int64 labels) that accuracies are measured on.
+
+    test-a and test-b are the even and odd test images; validation and noisy-validation are the scenario's hold-out
+    under its true or its given labels.  Raises ValueError when the hold-out is empty or its truth unknown.
+    """
+    if on.startswith("test"):
+        part = {"test": slice(None), "test-a": slice(0, None, 2), "test-b": slice(1, None, 2)}[on]
+        return arrays.test_images[part], arrays.test_labels[part].numpy()
+    rows = scene.held_out_positions()
+    if not len(rows):
+        raise ValueError(f"--evaluate-on {on} needs a hold-out: add --holdout 0.2 (a share of each client's samples)")
+    labels = scene.given if on == "noisy-validation" else truth.true
+    if labels is None:
+        raise ValueError(
+            "--evaluate-on validation needs true labels, which this data set has not; use noisy-validation"
+        )
+    return arrays.train_images[torch.as_tensor(rows)], np.asarray(labels)[rows]
+
+
+def build_engine(
+    method_name: str,
+    method_settings: Mapping[str, Any],
+    protocol: Protocol,
+    pixels: torch.Tensor,
+    given: torch.Tensor,
+    positions: Sequence[np.ndarray],
+    classes: int,
+    look: Look,
+    public: torch.Tensor | None,
+    told: Mapping[str, float],
+    seed: int,
+    deterministic: bool,
+    device: torch.device | str = "cpu",
+) -> Engine:
+    """An engine from what can be sent to another process.  No true label among it."""
+    if deterministic:
+        make_deterministic(protocol.precision)
+    method_class = registry.load_method(method_name)
+    method = method_class(method_class.Config(**method_settings))
+    return Engine(
+        method,
+        protocol,
+        pixels=pixels,
+        given=given,
+        positions=positions,
+        classes=classes,
+        look=look,
+        public=public,
+        told=told,
+        seed=seed,
+        device=device,
+    )
+
+
+def pick_device(wish: str) -> torch.device:
+    """auto: the first GPU, else the CPU.  Raises ValueError for a device that is not there."""
+    if wish == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wish)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {wish} cannot be used here: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def prepare(
+    settings: Settings,
+    *,
+    data_root: Path,
+    out: Path,
+    device: str = "auto",
+    lanes: int | None = None,
+    executor: str = "auto",
+    arrays: Arrays | None = None,
+    scene: tuple[scenario.Scenario, scenario.Truth] | None = None,
+) -> Run:
+    """Load everything that the settings name.  ``arrays`` and ``scene`` spare loading what the caller has."""
+    place = pick_device(device)
+    method_class = registry.load_method(settings.method)
+    dataset = registry.load_dataset(settings.scenario.dataset)
+    if arrays is None:
+        wants_public = "public images" in method_class.card.conditions
+        arrays = dataset.load(data_root, public=wants_public)
+    classes = len(arrays.classes or dataset.classes)
+    if scene is None:
+        scene = scenario.build(settings.scenario, arrays.train_labels.numpy(), classes, data_digest(arrays))
+    return Run(
+        settings, method_class, dataset, arrays, *scene, folder=settings.folder(out), device=place, lanes=lanes,
+        executor=executor,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------- the run
+
+
+@dataclass
+class _Open:
+    """What a round has gathered so far; JSON-able, since a kill may fall between two exchanges of a round."""
+
+    exchanges: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    images: Counter[str] = field(default_factory=Counter)
+    seconds: Counter[str] = field(default_factory=Counter)
+    metrics: dict[str, list[float]] = field(default_factory=dict)  # name -> [weighted sum, weight]
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, meter: Meter) -> None:
+        self.images.update(meter.images)
+        self.seconds.update(meter.seconds)
+
+
+@dataclass
+class _Position:
+    """Where the run is: everything that a commit holds."""
+
+    server: Tree
+    clients: dict[int, Tree]
+    claims: dict[int, Tree]
+    noisy_clients: list[int] | None
+    round: int
+    exchange: int
+    open: _Open
+    digest: str
+    accuracies: list[float | None]
+    label_noise: float | None
+    totals: dict[str, Any]
+    ended: bool = False
+
+    def counters(self) -> dict[str, Any]:
+        return {
+            "noisy_clients": self.noisy_clients,
+            "round": self.round,
+            "exchange": self.exchange,
+            "open": vars(self.open),
+            "digest": self.digest,
+            "accuracies": self.accuracies,
+            "label_noise": self.label_noise,
+            "totals": self.totals,
+            "ended": self.ended,
+        }
+
+    @classmethod
+    def of(cls, commit: Commit) -> _Position:
+        counters = dict(commit.counters)
+        opened = dict(counters.pop("open"))
+        opened["images"], opened["seconds"] = Counter(opened["images"]), Counter(opened["seconds"])
+        return cls(
+            server=commit.server,
+            clients=dict(commit.clients),
+            claims=dict(commit.claims),
+            open=_Open(**opened),
+            **counters,
+        )
+
+
+class Run:
+    """One run in its folder.  ``execute`` may be called once."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        method_class: type[Method],
+        dataset: Dataset,
+        arrays: Arrays,
+        scene: scenario.Scenario,
+        truth: scenario.Truth,
+        *,
+        folder: Path,
+        device: torch.device,
+        lanes: int | None = None,
+        executor: str = "auto",
+    ) -> None:
+        self.settings = settings
+        self.folder = folder
+        self.device = device
+        self.scene = scene
+        self.told = told_to(method_class, scene.told)
+        self.judge = evaluation.Judge(scene, truth)
+        self.class_names = arrays.classes or dataset.classes
+        self.federation = _federation(scene, truth)
+        self._method_class = method_class
+        self._source = registry.source_digest(method_class)
+        look = Look(dataset.mean, dataset.std, dataset.crop_padding, dataset.flip)
+        self._blueprint = (
+            settings.method,
+            settings.method_settings,
+            settings.protocol,
+            arrays.train_images,
+            torch.as_tensor(np.array(scene.given), dtype=torch.int64),
+            [scene.positions(client) for client in range(scene.spec.clients)],
+            len(self.class_names),
+            look,
+            arrays.public,
+            self.told,
+            settings.seed,
+            settings.deterministic,
+        )
+        self._sizes = {client: len(rows) for client, rows in enumerate(self._blueprint[5])}
+        self.engine = build_engine(*self._blueprint, device=device)
+        self.method = self.engine.method
+        self._lane = Lane(self.engine)
+        pixels, labels = evaluation_set(settings.evaluate_on, arrays, scene, truth)
+        self._test = DeviceImages(pixels.to(device), torch.arange(len(pixels), device=device), look)
+        self._test_labels = labels
+        self._executor_kind, self._lanes = _choose_executor(executor, lanes, device)
+
+    # ---------------------------------------------------------------------------------------- the loop
+
+    def execute(
+        self, on_round: Callable[[RoundRecord], None] = lambda record: None, *, retry: bool = False
+    ) -> RunResult:
+        """Carry the run to its end and write result.json.
+
+        Resumes where a commit is found.  Raises AlreadyDone when there is a result (``retry`` goes on from the last
+        commit of a failed run), ValueError when the folder holds another run or another version of the method,
+        ClientError or MethodError when the method fails (the result then says "failed"), OSError when the disk does.
+        """
+        self._check_folder(retry)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            checkpoint = Checkpoint(self.folder)
+        except OSError as error:
+            raise OSError(
+                error.errno, f"cannot write in {self.folder}: {error.strerror}; choose another --out"
+            ) from error
+        executor: Executor | None = None
+        try:
+            commit = checkpoint.load()
+            self._write_settings()
+            self._session_start = time.perf_counter()
+            if self.device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(self.device)
+            executor = self._make_executor()
+            position = _Position.of(self._home(commit)) if commit else self._first(checkpoint)
+            self.resumed_at = position.round if commit else None
+            while not position.ended and position.round < self.settings.protocol.rounds:
+                record = self._exchange(position, executor, checkpoint)
+                if record is not None:
+                    on_round(record)
+            checkpoint.wait()
+            result = self._result(position, "complete", None)
+            records.write_json(self.folder / "result.json", result)
+            return result
+        except (ClientError, MethodError) as error:
+            checkpoint.wait()
+            committed = checkpoint.load()
+            if committed is not None:
+                failed = self._result(_Position.of(committed), "failed", str(error))
+                records.write_json(self.folder / "result.json", failed)
+            raise
+        finally:
+            if executor is not None:
+                executor.close()
+            checkpoint.close()
+
+    def _home(self, commit: Commit) -> Commit:
+        """The commit with its tensors on this run's device."""
+        return Commit(
+            trees.to(commit.server, self.device),
+            {client: trees.to(state, self.device) for client, state in commit.clients.items()},
+            commit.claims,
+            commit.counters,
+        )
+
+    def _first(self, checkpoint: Checkpoint) -> _Position:
+        server = self._lane.server(0, 0, "init")
+        state = self._call("init", 0, 0, lambda: self.method.init(server))
+        self._check_tree(state, "init's state", 0, 0)
+        noise = self.judge.noise_before()
+        totals = {"bytes_up": 0, "bytes_down": 0, "images": {}, "seconds": {}, "peak_memory": 0}
+        digest = hashlib.sha256(trees.digest(state).encode()).hexdigest()
+        position = _Position(state, {}, {}, None, 0, 0, _Open(), digest, [], noise, totals)
+        checkpoint.save(Commit(position.server, counters=position.counters()))
+        return position
+
+    def _exchange(self, position: _Position, executor: Executor, checkpoint: Checkpoint) -> RoundRecord | None:
+        """One exchange, committed.  Returns the round's record when it closes one; moves ``position`` on."""
+        started = time.perf_counter()
+        round, exchange = position.round, position.exchange
+        meter = self._lane.meter  # still holds the seconds of the last commit
+        written = trees.writes(position.server)
+        server = self._lane.server(round, exchange, "plan")
+        with meter.time("plan", self.device):
+            plan = self._call("plan", round, exchange, lambda: self.method.plan(position.server, server))
+        if plan is None:
+            if exchange:
+                raise MethodError(f"{self._where(round, exchange)}: plan ended the run in the middle of a round")
+            position.ended = True
+            checkpoint.save(Commit(position.server, position.clients, position.claims, position.counters()))
+            return None
+        messages = self._messages(plan, round, exchange)
+        jobs = [
+            Job(client, plan.task, message, position.clients.get(client), client in position.clients, round, exchange)
+            for client, message in messages.items()
+        ]
+        with meter.time("clients", self.device):
+            outcomes = executor.run(jobs, self._sizes)
+        after = self._lane.server(round, exchange, "aggregate")
+        uploads = tuple(Upload(outcome.client, outcome.size, outcome.reply.upload) for outcome in outcomes)
+        with meter.time("aggregate", self.device):
+            state = self._call(
+                "aggregate", round, exchange, lambda: self.method.aggregate(position.server, uploads, after)
+            )
+        self._check_tree(state, "aggregate's state", round, exchange)
+        if trees.writes(position.server) != written:
+            raise MethodError(
+                f"{self._where(round, exchange)}: plan or aggregate wrote into the server's state in place; clone first"
+            )
+        with meter.time("digest", self.device):
+            position.digest = _chained(position.digest, state, outcomes)
+        self._gather(position, plan, messages, outcomes, (server.notes, after.notes))
+        for side in (server, after):
+            if side.noisy_clients is not None:
+                position.noisy_clients = side.noisy_clients
+        position.server = state
+        record = None
+        if plan.closes_round:
+            record = self._close_round(position, meter, started)
+            position.round, position.exchange, position.open = round + 1, 0, _Open()
+        else:
+            position.exchange += 1
+            position.open.add(meter.take())
+            position.open.seconds["round"] += time.perf_counter() - started  # type: ignore[assignment]
+        with meter.time("commit"):
+            checkpoint.save(
+                Commit(
+                    position.server,
+                    dict(position.clients),
+                    dict(position.claims),
+                    position.counters(),
+                    None if record is None else record.model_dump_json(),
+                )
+            )
+        return record
+
+    def _messages(self, plan: Plan, round: int, exchange: int) -> dict[int, Tree]:
+        """Each cohort member's message; raises MethodError for a plan that the contract does not allow."""
+        where = self._where(round, exchange)
+        if not isinstance(plan, Plan):
+            raise MethodError(f"{where}: plan must return a Plan or None, not {type(plan).__name__}")
+        cohort = sorted(int(client) for client in plan.cohort)
+        if not cohort or len(set(cohort)) != len(cohort) or cohort[0] < 0 or cohort[-1] >= self.engine.clients:
+            raise MethodError(
+                f"{where}: the cohort must be distinct clients of 0..{self.engine.clients - 1}, at least one: {cohort}"
+            )
+        self._check_tree(plan.message, "the message", round, exchange)
+        strangers = set(plan.private) - set(cohort)
+        if strangers:
+            raise MethodError(f"{where}: private additions for clients outside the cohort: {sorted(strangers)}")
+        messages: dict[int, Tree] = dict.fromkeys(cohort, plan.message)
+        for client, addition in plan.private.items():
+            self._check_tree(addition, f"the private addition for client {client}", round, exchange)
+            if not isinstance(plan.message, dict) or set(addition) & set(plan.message):
+                raise MethodError(
+                    f"{where}: private additions are merged into the message, so it must be a dict with other keys"
+                )
+            messages[client] = {**plan.message, **addition}
+        return messages
+
+    def _gather(
+        self,
+        position: _Position,
+        plan: Plan,
+        messages: Mapping[int, Tree],
+        outcomes: Sequence[Outcome],
+        notes: Sequence[Mapping[str, Any]],
+    ) -> None:
+        opened = position.open
+        opened.exchanges += 1
+        common = trees.nbytes(plan.message)
+        opened.bytes_down += sum(common + trees.nbytes(plan.private.get(client, {})) for client in messages)
+        for outcome in outcomes:
+            client, reply = outcome.client, outcome.reply
+            opened.bytes_up += trees.nbytes(reply.upload)
+            opened.add(outcome.meter)
+            position.clients[client] = outcome.state
+            claims = {name: value for name, value in vars(reply.claims).items() if value is not None}
+            if claims:
+                position.claims[client] = {**position.claims.get(client, {}), **trees.to(claims, "cpu")}
+            for name, value in reply.metrics.items():
+                total = opened.metrics.setdefault(name, [0.0, 0.0])
+                total[0] += value * outcome.size
+                total[1] += outcome.size
+        for written in notes:
+            opened.notes.update(written)
+
+    def _close_round(self, position: _Position, meter: Meter, started: float) -> RoundRecord:
+        round, opened = position.round, position.open
+        with meter.time("evaluate", self.device):
+            server = self._lane.server(round, position.exchange, "predict")
+
+            def predict() -> dict[str, np.ndarray]:
+                found = self.method.predictors(position.server, server)
+                with autocast(self.device, self.settings.protocol.precision):
+                    return evaluation.scores_of(found, self._test, self.engine.classes)
+
+            scores = self._call("predictors", round, position.exchange, predict)
+            measured = evaluation.measure(scores, self._test_labels)
+            position.label_noise = self.judge.noise(position.claims)
+            judged = self.judge.judge(position.claims, position.noisy_clients)
+            diagnostics = self._call(
+                "diagnostics", round, position.exchange, lambda: dict(self.method.diagnostics(position.server))
+            )
+        chain = position.digest + evaluation.prediction_digest(scores)
+        position.digest = hashlib.sha256(chain.encode()).hexdigest()
+        position.accuracies = [*position.accuracies, measured["accuracy"]]
+        synchronise(self.device)
+        opened.add(meter.take())
+        opened.seconds["round"] += time.perf_counter() - started  # type: ignore[assignment]
+        record = RoundRecord(
+            round=round,
+            exchanges=opened.exchanges,
+            lr=self.settings.protocol.optimiser_at(round).lr,
+            **measured,
+            label_noise=position.label_noise,
+            judged=judged,
+            metrics={name: total / max(weight, 1) for name, (total, weight) in opened.metrics.items()},
+            diagnostics={name: float(value) for name, value in diagnostics.items()},
+            notes=opened.notes,
+            bytes_up=opened.bytes_up,
+            bytes_down=opened.bytes_down,
+            images={name: int(opened.images[name]) for name in ("trained", "passed", "skipped")},
+            seconds={name: round_to(value) for name, value in sorted(opened.seconds.items())},
+            peak_memory=peak_memory(self.device),
+            digest=position.digest,
+        )
+        totals = position.totals
+        position.totals = {
+            "bytes_up": totals["bytes_up"] + record.bytes_up,
+            "bytes_down": totals["bytes_down"] + record.bytes_down,
+            "images": dict(Counter(totals["images"]) + Counter(record.images)),
+            "seconds": dict(Counter(totals["seconds"]) + Counter(record.seconds)),
+            "peak_memory": max(totals["peak_memory"], record.peak_memory),
+        }
+        return record
+
+    # ------------------------------------------------------------------------------------------ helpers
+
+    def _where(self, round: int, exchange: int) -> str:
+        return f"{self._method_class.__name__}, round {round}, exchange {exchange}"
+
+    def _call(self, function: str, round: int, exchange: int, call: Callable[[], Any]) -> Any:
+        """Call the method; whatever goes wrong in it becomes a MethodError that says where."""
+        try:
+            return call()
+        except Exception as error:
+            trace = "".join(traceback.format_tb(error.__traceback__)[1:])
+            cause = f"{type(error).__name__}: {error}"
+            raise MethodError(f"{self._where(round, exchange)}, {function}: {cause}\n{trace}") from error
+
+    def _check_tree(self, tree: Tree, what: str, round: int, exchange: int) -> None:
+        try:
+            trees.check(tree, what)
+        except trees.TreeError as error:
+            raise MethodError(f"{self._where(round, exchange)}: {error}") from error
+        if (bad := trees.first_non_finite(tree)) is not None:
+            raise MethodError(f"{self._where(round, exchange)}: {what} is not finite at {bad or 'its only value'}")
+
+    def _check_folder(self, retry: bool) -> None:
+        if (self.folder / "result.json").exists():
+            result = records.load_result(self.folder)
+            if result.status == "complete" or not retry:
+                raise AlreadyDone(self.folder, result)
+            (self.folder / "result.json").unlink()
+
+    def _write_settings(self) -> None:
+        """First time: write settings.json.  Later: the run must be the same run, under the same method's code."""
+        path = self.folder / "settings.json"
+        source = self.folder / "checkpoint" / "method.sha256"
+        if not path.exists():
+            records.replace(source, self._source.encode())
+            records.write_json(path, self.settings)
+            return
+        found = records.load_settings(self.folder)
+        same = {"exclude": {"changed", "preset", "track", "protocol_overrides"}}
+        if found.model_dump(**same) != self.settings.model_dump(**same):
+            raise ValueError(f"{path} describes another run; give this one another --out, or move that folder away")
+        if source.exists() and source.read_text() != self._source:
+            raise ValueError(
+                f"the code of {self.settings.method} has changed since the run in {self.folder} began; resuming would mix "
+                "two versions. Give this one another --out, or move that folder away"
+            )
+
+    def _make_executor(self) -> Executor:
+        if self._executor_kind == "processes":
+            devices = [str(self.device)] * self._lanes
+            if self.device.type == "cuda" and self.device.index is None:
+                devices = [f"cuda:{i % torch.cuda.device_count()}" for i in range(self._lanes)]
+            return Processes(build_engine, self._blueprint, devices, self.device)
+        if self._executor_kind == "debug":
+            return Debug(self.engine)
+        return Threads(self.engine, self._lanes) if self._executor_kind == "threads" else Serial(self.engine)
+
+    def _result(self, position: _Position, status: str, failure: str | None) -> RunResult:
+        card = self._method_class.card
+        return RunResult(
+            status=status,
+            failure=failure,
+            settings=self.settings,
+            card={
+                "title": card.title,
+                "paper": card.paper,
+                "year": card.year,
+                "conditions": list(card.conditions),
+                "told": list(card.told),
+            },
+            told=self.told,
+            digests=dict(self.scene.digests),
+            federation=self.federation,
+            accuracy=Accuracy.of(position.accuracies),
+            label_noise_before=self.judge.noise_before(),
+            label_noise_after=position.label_noise,
+            rounds=position.round,
+            bytes_up=position.totals["bytes_up"],
+            bytes_down=position.totals["bytes_down"],
+            images={name: int(value) for name, value in position.totals["images"].items()},
+            seconds={name: round_to(value) for name, value in sorted(position.totals["seconds"].items())},
+            peak_memory=position.totals["peak_memory"],
+            digest=position.digest,
+            environment=environment(self.device, self._executor_kind, self._lanes, self._source),
+        )
+
+
+def round_to(seconds: float) -> float:
+    return math.floor(seconds * 1e6 + 0.5) / 1e6
+
+
+def _chained(previous: str, state: Tree, outcomes: Sequence[Outcome]) -> str:
+    """The digest chain over one exchange: the server's state, every upload and every client's state."""
+    parts = [(outcome.client, outcome.reply.upload, outcome.state) for outcome in outcomes]
+    return hashlib.sha256((previous + trees.digest([state, parts])).encode()).hexdigest()
+
+
+def _federation(scene: scenario.Scenario, truth: scenario.Truth) -> dict[str, Any]:
+    """The scenario's summary, a row a client; its matrices are left to the manifest."""
+    return {name: value for name, value in scenario.summary(scene, truth).items() if name != "transition"}
+
+
+def _choose_executor(wish: str, lanes: int | None, device: torch.device) -> tuple[str, int]:
+    """(kind, lanes).  auto: 4 lanes on a GPU, 1 on a CPU (a small model's steps are bound by Python there)."""
+    if wish not in EXECUTORS:
+        raise registry.unknown("executor", wish, list(EXECUTORS))
+    if lanes is not None and lanes < 1:
+        raise ValueError(f"--lanes must be at least 1, not {lanes}")
+    if wish in ("serial", "debug"):
+        return wish, 1
+    count = lanes or (4 if device.type == "cuda" else 1)
+    if wish == "auto":
+        return ("threads", count) if count > 1 else ("serial", 1)
+    return wish, count
+
+
+def environment(device: torch.device, executor: str, lanes: int, source: str) -> dict[str, Any]:
+    """What a reader needs to know of where a number comes from."""
+    packages = {
+        name: importlib.metadata.version(name)
+        for name in ("torch", "torchvision", "numpy", "scikit-learn", "flnoisebench")
+    }
+    return {
+        "python": platform.python_version(),
+        "packages": packages,
+        "commit": commit_of(Path(__file__).parent),
+        "method_sha256": source,
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "cuda": torch.version.cuda if device.type == "cuda" else None,
+        "cudnn": torch.backends.cudnn.version() if device.type == "cuda" else None,
+        "executor": executor,
+        "lanes": lanes,
+    }
+
+
+def commit_of(folder: Path) -> str | None:
+    """The git commit of the code that runs, "+changes" when the tree differs from it; None outside a checkout."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        changes = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "HEAD") + ("+changes" if changes else "")
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,500 @@
+"""Scenarios and the file that pins one.
+
+A scenario is a data set, a partition, a noise law and a draw.  ``build`` makes it in two halves: the ``Scenario``,
+which training may see, and the ``Truth``, which only evaluation may.  The manifest holds both, so that somebody
+else trains on exactly the same labels; ``check`` proves that it does what its settings say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save as safetensors_save
+
+from flnoisebench.api import Config, Field
+from flnoisebench.scenario.noise import (
+    NOISE_PRESETS,
+    Noise,
+    class_counts,
+    corrupt,
+    expected_rates,
+    mean_rate,
+    members,
+    nominal_transition,
+    reads,
+    target_law,
+    whole,
+)
+from flnoisebench.scenario.partition import Partition, split
+from flnoisebench.streams import numpy_stream
+
+SCHEMA = 1
+HEADER = "flnoisebench-scenario"  # the one key of the file's metadata: with two, safetensors' order would vary
+FALSE_ALARM = 1e-3  # the chance that ``check`` finds fault with the rates of a sound draw
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+Array = TypeVar("Array", bound=npt.NDArray[Any])
+
+
+class ScenarioSpec(Config):
+    """The settings that make a scenario; with the data they determine every label."""
+
+    dataset: str = Field(min_length=1, why="its name in the registry; part of the streams' names")
+    noise: Noise = Field(why="noise_from(preset, rho=..., tau=...) makes one")
+    noise_name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", why="the preset that the noise comes from, or a new name")
+    partition: Partition = Field(Partition(), why="FedCova's experiments")
+    clients: int = Field(20, ge=1, why="FedCova's experiments")
+    draw: int = Field(0, ge=0, why="who is noisy, how much, who holds what; apart from the run's seed")
+    holdout: float = Field(
+        0.0, ge=0, lt=1, unit="share of each client's samples", why="kept out of training to choose hyperparameters on"
+    )
+
+    @property
+    def slug(self) -> str:
+        """A folder's name, such as ``fedcova-sym-rho0.6-tau0.7_bernoulli-dirichlet-p0.5-alpha5_m20``.
+
+        Specifications that differ share no slug, data set and draw apart (a run's path has those on levels of their
+        own): what the name does not print and the preset does not imply goes into a suffix of six hex digits.
+        """
+        printed = [name for name in _SHORT if name in reads(self.noise)]
+        shown = {name: getattr(self.noise, name) for name in printed}
+        cut = {name: getattr(self.partition, name) for name in _PARTITION_READS[self.partition.law]}
+        parts = [
+            "-".join([self.noise_name, *(f"{_SHORT[name]}{_number(value)}" for name, value in shown.items())]),
+            "-".join([self.partition.law, *(f"{name}{_number(value)}" for name, value in cut.items())]),
+            f"m{self.clients}",
+        ]
+        if self.holdout:
+            parts.append(f"holdout{_number(self.holdout)}")
+        known = NOISE_PRESETS.get(self.noise_name)
+        implied = known and known[0].model_copy(update=shown)
+        if self.noise != implied or self.partition != Partition(law=self.partition.law, **cut):
+            rest = self.model_dump_json(exclude={"dataset", "draw"})
+            parts.append(hashlib.sha256(rest.encode()).hexdigest()[:6])
+        return "_".join(parts)
+
+
+_SHORT = {"rho": "rho", "tau": "tau", "lo": "lo", "hi": "hi", "beta_a": "a", "beta_b": "b"}
+_PARTITION_READS: dict[str, tuple[str, ...]] = {
+    "iid": (), "dirichlet": ("alpha",), "bernoulli-dirichlet": ("p", "alpha"),
+}  # fmt: skip
+
+
+def _number(value: float) -> str:
+    return repr(value).removesuffix(".0")
+
+
+@dataclass(frozen=True, eq=False)
+class Scenario:
+    """What training may see.  It holds no true label and nothing that leads to one.
+
+    classes: C.  owner, given: int64 [n], read-only, in the data set's order.  held_out: bool [n], the samples that are
+    kept out of training.  told: what a method's card may ask to be told, "noise_rate" (the mean nominal rate over
+    clients, weighted by size) and "noisy_clients" (their nominal number); empty where the truth is unknown.  digests:
+    SHA-256 of "data" (as given to ``build``), "partition" (owner) and "labels" (given), little-endian int64.
+    """
+
+    spec: ScenarioSpec
+    classes: int
+    owner: Ints
+    given: Ints
+    held_out: Bools
+    told: Mapping[str, float]
+    digests: Mapping[str, str]
+
+    def positions(self, client: int) -> Ints:
+        """The client's training samples: int64 positions in the data set, ascending."""
+        if not 0 <= client < self.spec.clients:
+            raise ValueError(f"there is no client {client}: they are 0..{self.spec.clients - 1}")
+        return np.flatnonzero((self.owner == client) & ~self.held_out)
+
+    def held_out_positions(self) -> Ints:
+        """All clients' held-out samples: int64 positions in the data set, ascending."""
+        return np.flatnonzero(self.held_out)
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """What only evaluation may see.
+
+    true: int64 [n], or None when the data set has given labels only.  noisy: bool [M]; nominal: float64 [M]: which
+    clients had noise added, and the probability with which their samples were touched.
+    """
+
+    true: Ints | None
+    noisy: Bools
+    nominal: Floats
+
+
+Manifest = tuple[Scenario, Truth]
+
+
+def build(
+    spec: ScenarioSpec, labels: Ints, classes: int, data_digest: str, *, labels_are_true: bool = True
+) -> Manifest:
+    """Draw the scenario.
+
+    labels: int64 [n] in [0, classes), the data set's.  data_digest: identifies images and labels.  labels_are_true:
+    False for a data set whose labels may be wrong (Clothing1M): they are partitioned and given as they are, and the
+    truth is unknown.  Raises ValueError where the partition or the noise cannot be drawn, or where noise would be
+    added to labels that may be wrong already.
+    """
+    if not labels_are_true and spec.noise.clients != "none":
+        raise ValueError(
+            f"noise {spec.noise_name!r} on {spec.dataset}, whose labels may be wrong already, would have an unknown "
+            "rate: use the preset 'clean', which adds none"
+        )
+    stream = ("scenario", spec.dataset, spec.draw)
+    owner = split(spec.partition, labels, classes, spec.clients, stream)
+    labels = np.array(labels, dtype=np.int64)  # a copy: nobody's later change reaches the truth
+    drawn = corrupt(spec.noise, labels, owner, classes, spec.clients, stream)
+    held_out = np.zeros(len(labels), dtype=bool)
+    for m, mine in enumerate(members(owner, spec.clients)):
+        order = numpy_stream(*stream, "held-out", m).permutation(mine)
+        held_out[order[: whole(spec.holdout, len(mine))]] = True
+    told = {"noise_rate": mean_rate(drawn.nominal, owner), "noisy_clients": float(drawn.noisy.sum())}
+    scenario = Scenario(
+        spec=spec,
+        classes=classes,
+        owner=_sealed(owner),
+        given=_sealed(drawn.given),
+        held_out=_sealed(held_out),
+        told=told if labels_are_true else {},
+        digests={"data": data_digest, "partition": digest(owner), "labels": digest(drawn.given)},
+    )
+    return scenario, Truth(_sealed(labels) if labels_are_true else None, _sealed(drawn.noisy), _sealed(drawn.nominal))
+
+
+def digest(values: npt.NDArray[Any]) -> str:
+    """SHA-256, hex, of the elements in little-endian order."""
+    return hashlib.sha256(values.astype(values.dtype.newbyteorder("<")).tobytes()).hexdigest()
+
+
+def _sealed(values: Array) -> Array:
+    values.setflags(write=False)
+    return values
+
+
+# ---------------------------------------------------------------------------------------------- what it is
+
+
+def summary(scenario: Scenario, truth: Truth) -> dict[str, Any]:
+    """The facts of a scenario, as JSON can hold them.
+
+    clients: a row each, with size, held_out, counts [C] (by true label where known, else by given label), classes
+    (held), noisy, nominal, expected and realised rate.  nominal_rate, expected_rate, realised_rate: over all samples;
+    nominal counts touched samples, expected and realised really wrong labels.  transition: nominal and realised
+    [C, C], given label (column) by true label (row).  Without truth everything about noise is None.
+    """
+    owner, m = scenario.owner, scenario.spec.clients
+    labels = scenario.given if truth.true is None else truth.true
+    counts = class_counts(labels, owner, scenario.classes, m)
+    sizes = counts.sum(axis=1)
+    rows: list[dict[str, Any]] = [
+        {
+            "client": i,
+            "size": int(sizes[i]),
+            "held_out": int(scenario.held_out[owner == i].sum()),
+            "classes": int(np.count_nonzero(counts[i])),
+            "counts": counts[i].tolist(),
+            "noisy": None,
+            "nominal": None,
+            "expected": None,
+            "realised": None,
+        }
+        for i in range(m)
+    ]
+    facts: dict[str, Any] = {
+        "slug": scenario.spec.slug,
+        "samples": len(owner),
+        "classes": scenario.classes,
+        "clients": rows,
+        "noisy_clients": None,
+        "nominal_rate": None,
+        "expected_rate": None,
+        "realised_rate": None,
+        "transition": {"nominal": None, "realised": None},
+    }
+    if truth.true is None:
+        return facts
+    noise = scenario.spec.noise
+    expected = expected_rates(noise, truth.true, owner, truth.nominal, scenario.classes)
+    realised = _realised(scenario, truth.true)
+    for i, row in enumerate(rows):
+        row["noisy"], row["nominal"] = bool(truth.noisy[i]), float(truth.nominal[i])
+        row["expected"], row["realised"] = float(expected[i]), float(realised[i])
+    facts["noisy_clients"] = int(truth.noisy.sum())
+    facts["nominal_rate"] = mean_rate(truth.nominal, owner)
+    facts["expected_rate"] = mean_rate(expected, owner)
+    facts["realised_rate"] = float((scenario.given != truth.true).mean())
+    pairs = class_counts(scenario.given, truth.true, scenario.classes, scenario.classes)
+    facts["transition"] = {
+        "nominal": nominal_transition(noise, truth.true, owner, truth.nominal, scenario.classes).tolist(),
+        "realised": (pairs / np.maximum(pairs.sum(axis=1, keepdims=True), 1)).tolist(),
+    }
+    return facts
+
+
+def _realised(scenario: Scenario, true: Ints) -> Floats:
+    """float64 [M]: the share of each client's given labels that are wrong."""
+    wrong = np.bincount(scenario.owner, weights=scenario.given != true, minlength=scenario.spec.clients)
+    return wrong / np.maximum(np.bincount(scenario.owner, minlength=scenario.spec.clients), 1)
+
+
+def check(scenario: Scenario, truth: Truth, labels: Ints) -> list[str]:
+    """What is wrong with a scenario, in words; empty when nothing is.
+
+    labels: int64 [n], the data set's own.  The partition must be disjoint and complete, the labels those that the
+    settings draw on this machine, and the realised rates agree with the law: within 1/n where an exact count of a
+    client's n samples surely changes, else within z sqrt(r (1 - r) / n) + 1/n (a count is whole), z such that a sound
+    draw is blamed once in a thousand (4.1 for 20 clients).
+    """
+    spec, n, problems = scenario.spec, len(labels), []
+    for name, values in (("owner", scenario.owner), ("given", scenario.given), ("held_out", scenario.held_out)):
+        if len(values) != n:
+            problems.append(f"{name} has {len(values)} entries, and the data set {n} samples")
+    if not len(truth.noisy) == len(truth.nominal) == spec.clients:
+        problems.append(f"the truth is about {len(truth.noisy)} clients, and the settings about {spec.clients}")
+    if problems:
+        return problems
+    for name, values, end in (
+        ("owner", scenario.owner, spec.clients),
+        ("given label", scenario.given, scenario.classes),
+    ):
+        outside = np.flatnonzero((values < 0) | (values >= end))
+        if len(outside):
+            problems.append(f"{name} {values[outside[0]]} of sample {outside[0]} is not in 0..{end - 1}")
+    if truth.true is not None and not np.array_equal(truth.true, labels):
+        problems.append(_difference("true labels differ from the data set's", truth.true, np.asarray(labels)))
+    if problems:
+        return problems
+
+    for name, values in (("partition", scenario.owner), ("labels", scenario.given)):
+        if scenario.digests[name] != digest(values):
+            problems.append(f"the {name} digest belongs to other {name}")
+    try:
+        again, truth_again = build(
+            spec, labels, scenario.classes, scenario.digests["data"], labels_are_true=truth.true is not None
+        )
+    except ValueError as error:
+        return [*problems, f"the settings draw no scenario here: {error}"]
+    for what, found, wanted in (
+        ("owners differ from those that the settings draw", scenario.owner, again.owner),
+        ("given labels differ from those that the settings draw", scenario.given, again.given),
+        ("held-out samples differ from those that the settings draw", scenario.held_out, again.held_out),
+        ("noisy clients differ from those that the settings draw", truth.noisy, truth_again.noisy),
+        ("nominal rates differ from those that the settings draw", truth.nominal, truth_again.nominal),
+    ):
+        if not np.array_equal(found, wanted):
+            problems.append(_difference(what, found, wanted))
+    if dict(scenario.told) != dict(again.told):
+        problems.append(f"told {dict(scenario.told)} differs from {dict(again.told)}, which the settings give")
+    return problems if truth.true is None else problems + _check_rates(scenario, truth, truth.true)
+
+
+def _check_rates(scenario: Scenario, truth: Truth, true: Ints) -> list[str]:
+    noise, clients = scenario.spec.noise, scenario.spec.clients
+    realised = _realised(scenario, true)
+    expected = expected_rates(noise, true, scenario.owner, truth.nominal, scenario.classes)
+    z = NormalDist().inv_cdf(1 - FALSE_ALARM / (2 * clients))
+    problems = []
+    for m, mine in enumerate(members(scenario.owner, clients)):
+        if not truth.nominal[m]:
+            if realised[m]:
+                problems.append(f"client {m} is clean, and {realised[m]:.2%} of its labels are wrong")
+            continue
+        own = np.unique(true[mine]) if noise.label_space == "client" else np.arange(scenario.classes)
+        sure = noise.count == "exact" and not np.diag(target_law(noise, own, scenario.classes))[true[mine]].any()
+        r = min(expected[m], 1.0)
+        allowed = 1 / len(mine) + (0 if sure else z * math.sqrt(r * (1 - r) / len(mine)))
+        if abs(realised[m] - r) > allowed + 1e-9:
+            problems.append(
+                f"client {m}: {realised[m]:.2%} of {len(mine)} labels are wrong, and the law gives {r:.2%} "
+                f"+- {allowed:.2%}"
+            )
+    return problems
+
+
+def _difference(what: str, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> str:
+    unlike = np.flatnonzero(a != b)
+    return f"{what}: {len(unlike)} of {len(a)}, first at {unlike[0]} ({a[unlike[0]]}, not {b[unlike[0]]})"
+
+
+def diff(a: Manifest, b: Manifest) -> list[str]:
+    """What differs between two manifests, in words, the first one's value first; empty when nothing does."""
+    (first, truth_a), (second, truth_b) = a, b
+    found = [
+        f"{name}: {x!r} and {y!r}"
+        for (name, x), (_, y) in zip(_flat(first.spec), _flat(second.spec), strict=True)
+        if x != y
+    ]
+    if first.classes != second.classes:
+        found.append(f"classes: {first.classes} and {second.classes}")
+    if first.digests["data"] != second.digests["data"]:
+        found.append(f"data: SHA-256 {first.digests['data'][:12]}... and {second.digests['data'][:12]}...")
+    if len(first.owner) != len(second.owner):
+        return [*found, f"samples: {len(first.owner)} and {len(second.owner)}"]
+    n = len(first.owner)
+    for what, x, y in (
+        ("samples have another owner", first.owner, second.owner),
+        ("samples have another given label", first.given, second.given),
+        ("samples are held out in one only", first.held_out, second.held_out),
+    ):
+        if unlike := int((x != y).sum()):
+            found.append(f"{unlike} of {n} {what}")
+    if (truth_a.true is None) != (truth_b.true is None):
+        found.append(f"true labels are known in the {'second' if truth_a.true is None else 'first'} only")
+    elif truth_a.true is not None and truth_b.true is not None:
+        if unlike := int((truth_a.true != truth_b.true).sum()):
+            found.append(f"{unlike} of {n} samples have another true label")
+        rates = [float((s.given != t.true).mean()) for s, t in (a, b)]
+        if rates[0] != rates[1]:
+            found.append(f"realised noise: {rates[0]:.2%} and {rates[1]:.2%}")
+    noisy_a, noisy_b = (np.flatnonzero(t.noisy).tolist() for t in (truth_a, truth_b))
+    if noisy_a != noisy_b:
+        found.append(f"noisy clients: {noisy_a} and {noisy_b}")
+    elif first.spec.clients == second.spec.clients and not np.array_equal(truth_a.nominal, truth_b.nominal):
+        found.append(f"{int((truth_a.nominal != truth_b.nominal).sum())} clients have another nominal rate")
+    return found
+
+
+def _flat(config: Config, prefix: str = "") -> list[tuple[str, Any]]:
+    fields: list[tuple[str, Any]] = []
+    for name in type(config).model_fields:
+        value = getattr(config, name)
+        fields += _flat(value, f"{prefix}{name}.") if isinstance(value, Config) else [(prefix + name, value)]
+    return fields
+
+
+# ------------------------------------------------------------------------------------------------ the file
+
+
+def save(path: Path | str, scenario: Scenario, truth: Truth) -> None:
+    """Write the manifest: one safetensors file with the arrays, and in its header JSON with schema version, settings,
+    ``summary`` and digests.  Atomic: a kill leaves the old file or the new one.  Equal scenarios give equal bytes.
+    """
+    path = Path(path)
+    arrays = _arrays(scenario, truth)
+    header = {
+        "schema": SCHEMA,
+        "spec": scenario.spec.model_dump(mode="json"),
+        "classes": scenario.classes,
+        "told": dict(scenario.told),
+        "digests": dict(scenario.digests),
+        "arrays": {name: digest(values) for name, values in arrays.items()},
+        "summary": summary(scenario, truth),
+    }
+    text = _canonical({**header, "sha256": hashlib.sha256(_canonical(header).encode()).hexdigest()})
+    data = safetensors_save(arrays, metadata={HEADER: text})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def load(path: Path | str) -> Manifest:
+    """Read a manifest and verify its digests.
+
+    Raises FileNotFoundError, or ValueError naming the file and what is damaged.  Nothing is unpickled.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no manifest at {path}: `flnoisebench scenario build` writes one")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            text = (file.metadata() or {}).get(HEADER)
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    except (SafetensorError, OSError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is truncated or no manifest ({error}): fetch or build it anew") from error
+    if text is None:
+        raise ValueError(f"{path} is a safetensors file, but no manifest: its header has no {HEADER!r}")
+    try:
+        header = json.loads(text)
+        schema, stated = header["schema"], header.pop("sha256")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _altered(path, "header") from error
+    if schema != SCHEMA:
+        raise ValueError(f"{path} has manifest schema {schema}, and this version reads {SCHEMA}: update flnoisebench")
+    if stated != hashlib.sha256(_canonical(header).encode()).hexdigest():
+        raise _altered(path, "header")
+    if arrays.keys() != header["arrays"].keys():
+        raise _altered(path, "set of arrays")
+    for name, values in arrays.items():
+        if digest(values) != header["arrays"][name]:
+            raise _altered(path, f"array {name!r}")
+    try:
+        spec = ScenarioSpec.model_validate(header["spec"])
+    except ValueError as error:
+        raise ValueError(f"{path} has settings that this version does not take: {error}") from error
+    scenario = Scenario(
+        spec=spec,
+        classes=header["classes"],
+        owner=_sealed(arrays["owner"]),
+        given=_sealed(arrays["given"]),
+        held_out=_sealed(arrays["held_out"]),
+        told=header["told"],
+        digests=header["digests"],
+    )
+    truth = Truth(
+        true=_sealed(arrays["true"]) if "true" in arrays else None,
+        noisy=_sealed(arrays["noisy"]),
+        nominal=_sealed(arrays["nominal"]),
+    )
+    types = {name: (values.dtype, values.ndim) for name, values in _arrays(scenario, truth).items()}
+    if types != {name: (np.dtype(_DTYPES[name]), 1) for name in types}:
+        raise _altered(path, "type of the arrays")
+    for name, values in (("partition", scenario.owner), ("labels", scenario.given)):
+        if scenario.digests[name] != digest(values):
+            raise ValueError(f"{path}: the {name} digest belongs to other {name}")
+    return scenario, truth
+
+
+_DTYPES = {
+    "owner": "int64",
+    "given": "int64",
+    "held_out": "bool",
+    "true": "int64",
+    "noisy": "bool",
+    "nominal": "float64",
+}
+
+
+def _arrays(scenario: Scenario, truth: Truth) -> dict[str, npt.NDArray[Any]]:
+    known = {} if truth.true is None else {"true": truth.true}
+    return {
+        "owner": scenario.owner,
+        "given": scenario.given,
+        "held_out": scenario.held_out,
+        "noisy": truth.noisy,
+        "nominal": truth.nominal,
+        **known,
+    }
+
+
+def _altered(path: Path, what: str) -> ValueError:
+    return ValueError(f"{path}: the {what} was altered (its SHA-256 is another): fetch or build the manifest anew")
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -1,0 +1,207 @@
+"""What a run is: from names and changes, as a command line or a grid gives them, to complete settings."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+
+from flnoisebench import protocols, registry
+from flnoisebench.api import Config, Field, Method, Protocol
+from flnoisebench.scenario import Partition, ScenarioSpec, noise_from
+
+
+class Settings(Config):
+    """Everything that decides a run's numbers: what the same command must find again to resume."""
+
+    schema_version: Literal[1] = Field(1, why="of this file")
+    method: str = Field(..., why="an entry point's name, or path/to/file.py:ClassName")
+    preset: str = Field(..., why="the method's preset that the settings started from")
+    track: Literal["common", "own", "tuned"] = Field(..., why="whose training budget: the benchmark's or the method's")
+    method_settings: dict[str, Any] = Field(..., why="all of them, resolved")
+    changed: dict[str, Any] = Field(..., why="what was set by hand on top of preset and protocol")
+    protocol: Protocol = Field(..., why="the training budget and model, resolved")
+    protocol_overrides: dict[str, Any] = Field(..., why="what the track own, or --set, changed in the protocol")
+    scenario: ScenarioSpec = Field(..., why="data set, partition, noise and draw")
+    evaluate_on: Literal["test", "test-a", "test-b", "validation", "noisy-validation"] = Field(
+        "test", why="the images that accuracies are measured on; anything but test is for choosing"
+    )
+    seed: int = Field(0, ge=0, why="of everything but the scenario, whose draw has its own seed")
+    deterministic: bool = Field(True, why="repeatable kernels; off costs repeatability and may be faster")
+
+    @property
+    def key(self) -> str:
+        """10 hex digits over what changes results within a scenario, draw and seed apart."""
+        content = self.model_dump(mode="json", exclude={"seed", "scenario", "changed", "preset", "track"})
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
+
+    def folder(self, out: Path) -> Path:
+        """``<out>/<dataset>/<scenario>/<method>/<key>/draw<d>-seed<k>``."""
+        method = Path(self.method.replace(":", "-")).name.replace(".py", "")
+        scenario = self.scenario
+        leaf = f"draw{scenario.draw}-seed{self.seed}"
+        return out / scenario.dataset / scenario.slug / method / self.key / leaf
+
+
+EVALUATE_ON = ("test", "test-a", "test-b", "validation", "noisy-validation")
+TRACKS = ("common", "own", "tuned")
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """``name=value`` -> (name, value): numbers, true/false, lists as in TOML; none; anything else is a string."""
+    name, equals, value = text.partition("=")
+    name, value = name.strip(), value.strip()
+    if not equals or not name:
+        raise ValueError(f"--set {text}: write name=value, such as --set alpha=2")
+    if value.lower() == "none":
+        return name, None
+    try:
+        return name, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name, value
+
+
+def explain(error: pydantic.ValidationError, kind: type[Config], what: str) -> ValueError:
+    """pydantic's findings as one readable message, with near misses for an unknown name."""
+    lines = []
+    for found in error.errors():
+        name = ".".join(map(str, found["loc"]))
+        if found["type"] == "extra_forbidden":
+            known = sorted(kind.model_fields)
+            near = difflib.get_close_matches(name.split(".")[-1], known, n=3, cutoff=0.5)
+            hint = f" Did you mean {' or '.join(near)}?" if near else ""
+            lines.append(f"unknown setting {name!r}.{hint} Known: {', '.join(known) or 'none'}.")
+        else:
+            lines.append(f"{name or what} = {found['input']!r}: {found['msg']}")
+    return ValueError(f"{what}: " + " ".join(lines))
+
+
+def _validated(kind: type[Config], values: Mapping[str, Any], what: str) -> Any:
+    try:
+        return kind(**values)
+    except pydantic.ValidationError as error:
+        raise explain(error, kind, what) from None
+
+
+def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``changes`` laid over ``base``, tables (the optimiser) entry by entry; "a.b" names an entry of table a."""
+    merged = dict(base)
+    for name, value in changes.items():
+        table, dot, entry = name.partition(".")
+        if dot:
+            value = {entry: value}
+        if isinstance(value, Mapping) and isinstance(merged.get(table), Mapping):
+            value = _merged(merged[table], value)
+        merged[table] = value
+    return merged
+
+
+def resolve(
+    *,
+    method: str = "fedcova",
+    dataset: str = "digits",
+    protocol: str | None = None,
+    track: str = "common",
+    preset: str | None = None,
+    noise: str = "fedcova-sym",
+    noise_changes: Mapping[str, Any] | None = None,
+    partition_changes: Mapping[str, Any] | None = None,
+    clients: int = 20,
+    draw: int = 0,
+    holdout: float = 0.0,
+    seed: int = 0,
+    rounds: int | None = None,
+    precision: str | None = None,
+    changes: Sequence[str] = (),
+    evaluate_on: str = "test",
+    deterministic: bool = True,
+) -> Settings:
+    """Complete settings.  ``changes``: ``name=value`` of the method, or ``protocol.name=value``.
+
+    Order: protocol file, then (track own) the preset's protocol, then ``rounds``, ``precision`` and ``changes``.
+    Raises ValueError (UnknownName with near misses among them) for whatever cannot be; nothing is loaded or written.
+    """
+    method_class = registry.load_method(method)
+    data = registry.load_dataset(dataset)
+    if track not in TRACKS:
+        raise registry.unknown("track", track, list(TRACKS))
+    if evaluate_on not in EVALUATE_ON:
+        raise registry.unknown("evaluation set", evaluate_on, list(EVALUATE_ON))
+    presets = method_class.presets
+    preset = next(iter(presets)) if preset is None else preset
+    if preset not in presets:
+        raise registry.unknown(f"preset of {method}", preset, list(presets))
+    preset_settings, preset_protocol = presets[preset].on(dataset)
+    changed = dict(map(parse_assignment, changes))
+    of_protocol = {name.removeprefix("protocol."): v for name, v in changed.items() if name.startswith("protocol.")}
+    of_method = {name: value for name, value in changed.items() if not name.startswith("protocol.")}
+    of_protocol |= {k: v for k, v in {"rounds": rounds, "precision": precision}.items() if v is not None}
+
+    base = protocols.load(protocol or data.protocol)
+    overrides = _merged(dict(preset_protocol) if track == "own" else {}, of_protocol)
+    budget = _validated(Protocol, _merged(base.model_dump(), overrides), f"protocol {base.name}")
+    config = _validated(method_class.Config, {**preset_settings, **of_method}, f"settings of {method}")
+    scene = resolve_scenario(
+        dataset=dataset,
+        noise=noise,
+        noise_changes=noise_changes,
+        partition_changes=partition_changes,
+        clients=clients,
+        draw=draw,
+        holdout=holdout,
+    )
+    return _validated(
+        Settings,
+        {
+            "method": method,
+            "preset": preset,
+            "track": track,
+            "method_settings": config.model_dump(mode="json"),
+            "changed": of_method,
+            "protocol": budget,
+            "protocol_overrides": overrides,
+            "scenario": scene,
+            "evaluate_on": evaluate_on,
+            "seed": seed,
+            "deterministic": deterministic,
+        },
+        "settings",
+    )
+
+
+def resolve_scenario(
+    *,
+    dataset: str,
+    noise: str = "fedcova-sym",
+    noise_changes: Mapping[str, Any] | None = None,
+    partition_changes: Mapping[str, Any] | None = None,
+    clients: int = 20,
+    draw: int = 0,
+    holdout: float = 0.0,
+) -> ScenarioSpec:
+    """The scenario alone; raises ValueError for what cannot be."""
+    registry.load_dataset(dataset)
+    return _validated(
+        ScenarioSpec,
+        {
+            "dataset": dataset,
+            "clients": clients,
+            "partition": _validated(Partition, partition_changes or {}, "partition"),
+            "noise": noise_from(noise, **(noise_changes or {})),
+            "noise_name": noise,
+            "draw": draw,
+            "holdout": holdout,
+        },
+        "scenario",
+    )
+
+
+def presets_of(method: type[Method]) -> dict[str, str]:
+    """Preset names with what they are about, the default first."""
+    return {name: preset.about for name, preset in method.presets.items()}
