@@ -92,7 +92,7 @@ class Rounds:
             raise ValueError(f"rounds are an int (absolute) or a float (share of the run), not {value!r}")
         if value < 0 or not math.isfinite(value):
             raise ValueError(f"rounds cannot be {value!r}: an int >= 0 or a finite share >= 0 is wanted")
-        self.value = value
+        self.value: int | float = value
 
     def of(self, total: int) -> int:
         """The number of rounds in a run of ``total``; a share is rounded half up."""
@@ -445,7 +445,7 @@ class Method:
 
     config: Any
 
-    def __init__(self, config: Config | None = None) -> None:
+    def __init__(self, config: Any = None) -> None:
         object.__setattr__(self, "config", self.Config() if config is None else config)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -106,7 +106,7 @@ class Executor(Protocol):
     def close(self) -> None: ...
 
 
-def _settle(futures: Sequence[Future[Outcome]]) -> list[Outcome]:
+def _settle(futures: Sequence[Future[Any]]) -> list[Any]:
     """Wait for all; raise the error of the lowest client, so that a failure has one message on every executor."""
     for _ in as_completed(futures):
         pass
@@ -210,7 +210,7 @@ class Processes:
             started[job.client] = self._pool.submit(_work, packed, bare)
         states = {job.client: job.state for job in jobs}
         outcomes = []
-        for light, packed in _settle([started[client] for client in sorted(started)]):  # type: ignore[misc]
+        for light, packed in _settle([started[client] for client in sorted(started)]):
             upload, state, claims = trees.to(trees.from_bytes(packed), self._home)
             kept = light.reply.state is KEEP
             state = states[light.client] if kept else state

@@ -59,7 +59,7 @@ def _resnet(build: Callable[..., nn.Module], *, cifar_stem: bool) -> Callable[[t
             nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")  # as torchvision
         if cifar_stem:
             net.maxpool = nn.Identity()
-        width = net.fc.in_features
+        width: int = net.fc.in_features  # type: ignore[assignment, union-attr]
         net.fc = nn.Identity()
         return Encoder(net, width, classes)
 

@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
@@ -54,8 +55,9 @@ def _load(group: str, name: str) -> type:
         raise unknown(_KIND[group], name, list(entries), advice)
     try:
         return entries[name].load()
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{_KIND[group]} {name!r} ({entries[name].value}) cannot be imported: {error}") from error
+    except Exception as error:  # whatever a plugin's file does when it is imported
+        cause = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{_KIND[group]} {name!r} ({entries[name].value}) cannot be imported: {cause}") from error
 
 
 def load_method(name: str) -> type[Method]:
@@ -93,9 +95,14 @@ def _from_file(name: str) -> type[Method]:
         sys.modules[module_name] = module
         try:
             spec.loader.exec_module(module)
-        except BaseException:
+        except BaseException as error:
             del sys.modules[module_name]
-            raise
+            if not isinstance(error, Exception):
+                raise
+            lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+            where = f", line {lines[-1]}" if lines else ""  # a SyntaxError says its line itself
+            cause = f"{type(error).__name__}: {error}"
+            raise ValueError(f"--method {name}: {path}{where} cannot be imported: {cause}") from error
     module = sys.modules[module_name]
     here = [
         key

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -550,13 +550,13 @@ class Run:
             records.write_json(path, self.settings)
             return
         found = records.load_settings(self.folder)
-        same = {"exclude": {"changed", "preset", "track", "protocol_overrides"}}
-        if found.model_dump(**same) != self.settings.model_dump(**same):
+        free = {"changed", "preset", "track", "protocol_overrides"}  # how the settings were said, not what they are
+        if found.model_dump(exclude=free) != self.settings.model_dump(exclude=free):
             raise ValueError(f"{path} describes another run; give this one another --out, or move that folder away")
         if source.exists() and source.read_text() != self._source:
             raise ValueError(
-                f"the code of {self.settings.method} has changed since the run in {self.folder} began; resuming would mix "
-                "two versions. Give this one another --out, or move that folder away"
+                f"the code of {self.settings.method} has changed since the run in {self.folder} began; resuming would "
+                "mix two versions. Give this one another --out, or move that folder away"
             )
 
     def _make_executor(self) -> Executor:
@@ -569,7 +569,7 @@ class Run:
             return Debug(self.engine)
         return Threads(self.engine, self._lanes) if self._executor_kind == "threads" else Serial(self.engine)
 
-    def _result(self, position: _Position, status: str, failure: str | None) -> RunResult:
+    def _result(self, position: _Position, status: Literal["complete", "failed"], failure: str | None) -> RunResult:
         card = self._method_class.card
         return RunResult(
             status=status,
@@ -637,7 +637,8 @@ def environment(device: torch.device, executor: str, lanes: int, source: str) ->
     return {
         "python": platform.python_version(),
         "packages": packages,
-        "commit": commit_of(Path(__file__).parent),
+        # an installed wheel has no checkout to ask: FLNOISEBENCH_COMMIT says it then
+        "commit": os.environ.get("FLNOISEBENCH_COMMIT") or commit_of(Path(__file__).parent),
         "method_sha256": source,
         "system": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),

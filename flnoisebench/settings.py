@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ import pydantic
 
 from flnoisebench import protocols, registry
 from flnoisebench.api import Config, Field, Method, Protocol
-from flnoisebench.scenario import Partition, ScenarioSpec, noise_from
+from flnoisebench.scenario import Noise, Partition, ScenarioSpec, noise_from
 
 
 class Settings(Config):
@@ -38,7 +39,8 @@ class Settings(Config):
     @property
     def key(self) -> str:
         """10 hex digits over what changes results within a scenario, draw and seed apart."""
-        content = self.model_dump(mode="json", exclude={"seed", "scenario", "changed", "preset", "track"})
+        said = {"changed", "preset", "track", "protocol_overrides"}  # how the settings were said, not what they are
+        content = self.model_dump(mode="json", exclude={"seed", "scenario", *said})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
 
     def folder(self, out: Path) -> Path:
@@ -58,7 +60,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     name, value = name.strip(), value.strip()
     if not equals or not name:
-        raise ValueError(f"--set {text}: write name=value, such as --set alpha=2")
+        raise ValueError(f"{text!r} sets nothing: write name=value, such as alpha=2")
     if value.lower() == "none":
         return name, None
     try:
@@ -67,18 +69,37 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         return name, value
 
 
+def _near(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f" Did you mean {' or '.join(near)}?" if near else ""
+
+
+def _fields(kind: type[Config], tables: Sequence[int | str]) -> list[str]:
+    """The names of the settings in a table of tables, such as ("optimiser",) of Protocol."""
+    for name in tables:
+        inner = kind.model_fields[str(name)].annotation
+        if not (isinstance(inner, type) and issubclass(inner, Config)):
+            return []
+        kind = inner
+    return list(kind.model_fields)
+
+
 def explain(error: pydantic.ValidationError, kind: type[Config], what: str) -> ValueError:
     """pydantic's findings as one readable message, with near misses for an unknown name."""
     lines = []
     for found in error.errors():
         name = ".".join(map(str, found["loc"]))
         if found["type"] == "extra_forbidden":
-            known = sorted(kind.model_fields)
-            near = difflib.get_close_matches(name.split(".")[-1], known, n=3, cutoff=0.5)
-            hint = f" Did you mean {' or '.join(near)}?" if near else ""
+            known = sorted(_fields(kind, found["loc"][:-1]))
+            hint = _near(str(found["loc"][-1]), known)
             lines.append(f"unknown setting {name!r}.{hint} Known: {', '.join(known) or 'none'}.")
-        else:
-            lines.append(f"{name or what} = {found['input']!r}: {found['msg']}")
+        elif found["type"] == "literal_error":
+            hint = _near(str(found["input"]), re.findall(r"'([^']*)'", found["ctx"]["expected"]))
+            lines.append(f"{name} = {found['input']!r}: {found['msg']}.{hint}")
+        elif name:
+            lines.append(f"{name} = {found['input']!r}: {found['msg']}")
+        else:  # of the whole, such as two values that do not go together
+            lines.append(found["msg"].removeprefix("Value error, "))
     return ValueError(f"{what}: " + " ".join(lines))
 
 
@@ -141,7 +162,8 @@ def resolve(
     changed = dict(map(parse_assignment, changes))
     of_protocol = {name.removeprefix("protocol."): v for name, v in changed.items() if name.startswith("protocol.")}
     of_method = {name: value for name, value in changed.items() if not name.startswith("protocol.")}
-    of_protocol |= {k: v for k, v in {"rounds": rounds, "precision": precision}.items() if v is not None}
+    said = {"rounds": rounds, "precision": precision}
+    of_protocol = {name: value for name, value in said.items() if value is not None} | of_protocol
 
     base = protocols.load(protocol or data.protocol)
     overrides = _merged(dict(preset_protocol) if track == "own" else {}, of_protocol)
@@ -187,13 +209,17 @@ def resolve_scenario(
 ) -> ScenarioSpec:
     """The scenario alone; raises ValueError for what cannot be."""
     registry.load_dataset(dataset)
+    try:
+        law = noise_from(noise, **(noise_changes or {}))
+    except pydantic.ValidationError as error:
+        raise explain(error, Noise, f"noise {noise}") from None
     return _validated(
         ScenarioSpec,
         {
             "dataset": dataset,
             "clients": clients,
             "partition": _validated(Partition, partition_changes or {}, "partition"),
-            "noise": noise_from(noise, **(noise_changes or {})),
+            "noise": law,
             "noise_name": noise,
             "draw": draw,
             "holdout": holdout,

@@ -111,32 +111,37 @@ def first_non_finite(tree: Tree) -> str | None:
 
 
 # A digest must be cheap beside training: hashing 20 uploads of a ResNet-18 with SHA-256 costs more than the
-# round (0.9 GB).  So a tensor is first reduced where it lies to two 64-bit sums, in integer arithmetic
-# modulo 2^64 (order-free, so the same on every device), and only those go through SHA-256.
-_MIX_A, _MIX_B = -0x61C8864680B583EB, -0x3B314601E57A13AD  # odd 64-bit constants (golden ratio, xxHash)
+# round (0.9 GB).  So a tensor is first reduced where it lies to two sums of its 32-bit words times keys, in integer
+# arithmetic (exact and order-free, so the same on every device), and only those go through SHA-256.  The keys are odd
+# and well spread, one a position, so no word can change unseen and no two can change places.
+_KEYS: dict[torch.device, torch.Tensor] = {}  # int32 [2, the longest seen so far], made once a device
 
 
-def _mixed(words: torch.Tensor) -> torch.Tensor:
-    """int64 words -> the same number of well-spread int64 words, each bound to its position."""
-    position = torch.arange(1, words.numel() + 1, dtype=torch.int64, device=words.device)
-    mixed = (words ^ (position * _MIX_A)) * _MIX_B
-    mixed = (mixed ^ (mixed >> 29)) * _MIX_A
-    return mixed ^ (mixed >> 32)
+def _keys(count: int, device: torch.device) -> torch.Tensor:
+    known = _KEYS.get(device)
+    if known is None or known.shape[1] < count:
+        position = torch.arange(1 << max(16, (count - 1).bit_length()), dtype=torch.int64, device=device)
+        lanes = []
+        for lane in (0x1E3779B97F4A7C15, 0x1B873593CC9E2D51):  # splitmix64 (Steele et al., 2014) without its last steps
+            mixed = (position + 1) * lane
+            mixed = (mixed ^ (mixed >> 30)) * -0x40A7B892E31B1A47
+            mixed = (mixed ^ (mixed >> 27)) * -0x6B2FB644ECCEEE15
+            lanes.append(((mixed >> 31) | 1).to(torch.int32))
+        known = _KEYS[device] = torch.stack(lanes)
+    return known[:, :count]
 
 
 def _fingerprint(tensor: torch.Tensor) -> torch.Tensor:
-    """Two int64 sums over the tensor's bits; tensors that differ agree with a chance of about 2^-64."""
+    """Two int64 sums over the tensor's bits."""
     flat = tensor.detach().contiguous().reshape(-1)
-    if flat.dtype == torch.bool:
-        flat = flat.to(torch.uint8)
-    width = flat.element_size()
-    words = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width]).to(torch.int64)
-    mixed = _mixed(words)
-    return torch.stack([mixed.sum(), (mixed ^ (mixed << 13)).sum()])
+    if flat.element_size() < 4:  # 1- and 2-byte types by value of their bits; 4- and 8-byte types as they lie
+        flat = flat.view(torch.uint8 if flat.element_size() == 1 else torch.int16).to(torch.int32)
+    words = flat.view(torch.int32)
+    return (_keys(words.numel(), words.device) * words).sum(1, dtype=torch.int64)
 
 
 def digest(tree: Tree) -> str:
-    """64 hex digits that change when any bit, shape, type or name in the tree does.
+    """64 hex digits that change when any bit, shape, type or name in the tree does (but for a chance of 2^-60).
 
     Against accidents, not adversaries.  Floats compare by their bits, so -0.0 and 0.0 differ.
     """

@@ -1,6 +1,6 @@
 """FedAvg (McMahan et al., «Communication-Efficient Learning of Deep Networks from Decentralized Data», AISTATS 2017).
 
-The server sends w; client m trains it on its n_m samples and sends w_m; the server's next w is sum_m n_m w_m / sum_m n_m.
+The server sends w; client m trains it on its n_m samples and sends w_m; the next w is sum_m n_m w_m / sum_m n_m.
 """
 
 from flnoisebench.api import Card, Method, Plan, Reply, average, cross_entropy, weights

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -15,8 +17,9 @@ from flnoisebench.checkpoint import Busy
 from flnoisebench.executors import ClientError
 from flnoisebench.runtime import MethodError
 
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+# emoji=False: "file.py:X:" in a message must not become a red cross
+out = Console(highlight=False, emoji=False)
+err = Console(stderr=True, highlight=False, emoji=False)
 
 USAGE, FAILED, INTERRUPTED = 2, 1, 130  # exit codes: the request cannot be; the work failed; Ctrl-C
 
@@ -43,12 +46,26 @@ def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
             fail(str(error), USAGE)
         except (ValueError, Busy) as error:
             fail(str(error), USAGE)
+        except BrokenPipeError:  # `| head` has read enough: typer ends quietly
+            raise
         except OSError as error:
-            fail(str(error.strerror or error) if error.filename is None else str(error), FAILED)
+            fail(explained(error), FAILED)
         except KeyboardInterrupt:
             fail("interrupted; the same command resumes from the last commit", INTERRUPTED)
 
     return run
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def explained(error: OSError) -> str:
+    """What the operating system refused, and where; our own text where the error was raised with one."""
+    text = error.strerror or str(error)
+    if error.errno in FULL and text == os.strerror(error.errno):
+        text = f"the disk is full ({text}); make room, then run the same command again"
+    where = error.filename2 or error.filename
+    return text if where is None else f"{where}: {text}"
 
 
 def size(count: float) -> str:

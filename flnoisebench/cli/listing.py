@@ -14,13 +14,16 @@ from flnoisebench.scenario import NOISE_PRESETS, Noise, Partition
 from flnoisebench.settings import presets_of
 
 app = typer.Typer(no_args_is_help=True, help="List what can be named on the command line.")
-Details = Annotated[bool, typer.Option("--details", help="Import each and say more. [no]")]
+Details = Annotated[bool, typer.Option("--details", help="Import each and say more.", show_default="no")]
 
 
 def line(name: str, *about: str) -> None:
     """``name<TAB>about``: readable on a terminal, parseable elsewhere."""
     text = "\t".join([name, *about])
-    console.out.print(text.expandtabs(26) if console.out.is_terminal else text, markup=False, soft_wrap=True)
+    if console.out.is_terminal:
+        console.out.print(text.expandtabs(26), markup=False, soft_wrap=True)
+    else:  # rich would turn the tab into spaces
+        print(text)
 
 
 def type_name(annotation: Any) -> str:

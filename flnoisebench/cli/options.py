@@ -1,4 +1,8 @@
-"""The options that several commands share, as annotated types: one help line with its default each."""
+"""The options that several commands share, as annotated types: one help line with its default each.
+
+Defaults that are no plain value are said through ``show_default``: in ``help``, rich would take "[2]" for markup
+and print nothing.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +26,15 @@ NoiseName = Annotated[str, typer.Option("--noise", help="A preset from `list noi
 Rho = Annotated[
     float | None,
     typer.Option(
-        help="Share of noisy clients, 0 to 1. [preset's; .6 for fedcova-*]", rich_help_panel=NOISE, show_default=False
+        help="Share of noisy clients, 0 to 1.", rich_help_panel=NOISE, show_default="the preset's; .6 for fedcova-*"
     ),
 ]
 Tau = Annotated[
     float | None,
     typer.Option(
-        help="Noise level of a noisy client, 0 to 1. [preset's; .7 for fedcova-*]",
+        help="Noise level of a noisy client, 0 to 1.",
         rich_help_panel=NOISE,
-        show_default=False,
+        show_default="the preset's; .7 for fedcova-*",
     ),
 ]
 NoiseField = Annotated[
@@ -38,38 +42,36 @@ NoiseField = Annotated[
     typer.Option(
         "--noise-set",
         metavar="FIELD=VALUE",
-        help="Any field of the noise spec (`list noise --details` names them), such as include_true=false. [none]",
+        help="Any field of the noise spec (`list noise --details` names them), such as include_true=false. Repeatable.",
         rich_help_panel=NOISE,
-        show_default=False,
+        show_default="none",
     ),
 ]
 Law = Annotated[
     str | None,
     typer.Option(
         "--partition",
-        help="A law from `list partitions`. [bernoulli-dirichlet]",
+        help="A law from `list partitions`.",
         rich_help_panel=PARTITION,
-        show_default=False,
+        show_default="bernoulli-dirichlet",
     ),
 ]
 P = Annotated[
     float | None,
     typer.Option(
         "--p",
-        help="Chance that a client holds a class (bernoulli-dirichlet). [0.5]",
+        help="Chance that a client holds a class (bernoulli-dirichlet).",
         rich_help_panel=PARTITION,
-        show_default=False,
+        show_default="0.5",
     ),
 ]
 Alpha = Annotated[
     float | None,
-    typer.Option("--alpha", help="Dirichlet concentration. [5.0]", rich_help_panel=PARTITION, show_default=False),
+    typer.Option("--alpha", help="Dirichlet concentration.", rich_help_panel=PARTITION, show_default="5.0"),
 ]
 MinSize = Annotated[
     int | None,
-    typer.Option(
-        "--min-size", help="Fewest samples a client may hold. [2]", rich_help_panel=PARTITION, show_default=False
-    ),
+    typer.Option("--min-size", help="Fewest samples a client may hold.", rich_help_panel=PARTITION, show_default="2"),
 ]
 
 
@@ -82,10 +84,19 @@ DataRoot = Annotated[
     Path | None,
     typer.Option(
         "--data-root",
-        help="Folder of the data sets' files. [$FLNOISEBENCH_DATA, else ~/.cache/flnoisebench]",
-        show_default=False,
+        help="Folder of the data sets' files.",
+        show_default="$FLNOISEBENCH_DATA, else ~/.cache/flnoisebench",
     ),
 ]
+
+
+def lane_count(text: str) -> int | None:
+    """What ``--lanes`` says: a number from 1, or None for auto.  Raises ValueError for anything else."""
+    if text == "auto":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"--lanes {text}: write auto or a number from 1")
+    return int(text)
 
 
 def given(**values: Any) -> dict[str, Any]:

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from flnoisebench import registry, runtime
+from flnoisebench import records, registry, runtime
 from flnoisebench.cli import console
 from flnoisebench.cli import options as opt
 from flnoisebench.cli.console import duration, percent, size
+from flnoisebench.executors import ClientError
 from flnoisebench.records import RoundRecord, RunResult
 from flnoisebench.settings import EVALUATE_ON, TRACKS, Settings, parse_assignment, resolve
 
@@ -24,26 +25,40 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
     if path is None:
         return None
     try:
-        content = tomllib.loads(path.read_text())
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise typer.BadParameter(f"cannot read {path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise typer.BadParameter(f"{path} is not TOML: {error}") from None
+        console.fail(f"--config: cannot read {path}: {error.strerror}")
+    except ValueError as error:  # not UTF-8, or not TOML
+        console.fail(f"--config: {path} is not TOML: {error}")
     known = {
-        flag.lstrip("-").split("/")[0]: parameter.name
+        flag.removeprefix("--"): parameter
         for parameter in context.command.params
         for flag in parameter.opts
+        if flag.startswith("--") and flag != "--config"
     }
     defaults: dict[str, Any] = {}
     for name, value in content.items():
         key = name.replace("_", "-")
-        if key not in known or key == "config":
-            raise typer.BadParameter(str(registry.unknown(f"option in {path}", name, sorted(set(known) - {"config"}))))
+        if key not in known:
+            console.fail(f"--config {path}: {registry.unknown('option', name, list(known))}")
         if isinstance(value, dict):  # [set] alpha = 2
-            value = [f"{inner}={item if isinstance(item, str) else json.dumps(item)}" for inner, item in value.items()]
-        defaults[known[key] or key] = value
+            if not known[key].multiple:
+                console.fail(f"--config {path}: {name} is one value, not a table")
+            value = assignments(value)
+        defaults[known[key].name or key] = value
     context.default_map = {**(context.default_map or {}), **defaults}
     return path
+
+
+def assignments(table: dict[str, Any], prefix: str = "") -> list[str]:
+    """A TOML table as --set takes it: ``{"protocol": {"batch": 64}}`` is ``["protocol.batch=64"]``."""
+    said = []
+    for name, value in table.items():
+        if isinstance(value, dict):
+            said += assignments(value, f"{prefix}{name}.")
+        else:
+            said.append(f"{prefix}{name}={value if isinstance(value, str) else json.dumps(value, default=str)}")
+    return said
 
 
 @console.guarded
@@ -51,12 +66,12 @@ def run(
     method: opt.MethodName = "fedcova",
     dataset: opt.DatasetName = "digits",
     protocol: Annotated[
-        str | None, typer.Option(help="Training budget, from `list protocols`. [the data set's]", show_default=False)
+        str | None, typer.Option(help="Training budget, from `list protocols`.", show_default="the data set's")
     ] = None,
     track: Annotated[
         str, typer.Option(help=f"Whose budget: {', '.join(TRACKS)} (own: the preset's protocol values apply).")
     ] = "common",
-    preset: Annotated[str | None, typer.Option(help="The method's preset. [its first]", show_default=False)] = None,
+    preset: Annotated[str | None, typer.Option(help="The method's preset.", show_default="its first")] = None,
     noise: opt.NoiseName = "fedcova-sym",
     rho: opt.Rho = None,
     tau: opt.Tau = None,
@@ -68,17 +83,17 @@ def run(
     clients: opt.Clients = 20,
     draw: opt.Draw = 0,
     seed: opt.Seed = 0,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds. [the protocol's]", show_default=False)] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds.", show_default="the protocol's")] = None,
     precision: Annotated[
-        str | None, typer.Option(help="fp32, tf32 or bf16. [the protocol's; fp32 on a CPU]", show_default=False)
+        str | None, typer.Option(help="fp32, tf32 or bf16.", show_default="the protocol's; fp32 on a CPU")
     ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="A setting of the method, or protocol.NAME=VALUE (protocol.optimiser.lr=0.03). Repeatable. [none]",
-            show_default=False,
+            help="A setting of the method, or protocol.NAME=VALUE (protocol.optimiser.lr=0.03). Repeatable.",
+            show_default="none",
         ),
     ] = None,
     evaluate_on: Annotated[
@@ -86,31 +101,31 @@ def run(
     ] = "test",
     holdout: opt.Holdout = 0.0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
-    lanes: Annotated[
-        int | None, typer.Option(help="Clients trained at once. [4 on a GPU, 1 on a CPU]", show_default=False)
-    ] = None,
+    lanes: Annotated[str, typer.Option(help="Clients trained at once; auto: 4 on a GPU, 1 on a CPU.")] = "auto",
     executor: Annotated[str, typer.Option(help=f"{', '.join(runtime.EXECUTORS)}.")] = "auto",
     deterministic: Annotated[bool, typer.Option(help="Repeatable kernels.")] = True,
     data_root: opt.DataRoot = None,
     out: Annotated[Path, typer.Option(help="Where runs' folders go.")] = Path("runs"),
     retry: Annotated[
-        bool, typer.Option("--retry", help="Go on with a run that failed, from its last commit. [no]")
+        bool,
+        typer.Option("--retry", help="Go on with a run that failed, from its last commit.", show_default="no"),
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as one JSON object, last line. [no]")
+        bool, typer.Option("--json", help="Print the result as one JSON object, last line.", show_default="no")
     ] = False,
     config: Annotated[
         Path | None,
         typer.Option(
-            help="A TOML file whose keys are these options' names; the command line wins. [none]",
+            help="A TOML file whose keys are these options' names; the command line wins.",
             callback=read_config,
             is_eager=True,
-            show_default=False,
+            show_default="none",
         ),
     ] = None,
 ) -> None:
     """Train a method on a data set under label noise; resumes where it was stopped."""
     place = runtime.pick_device(device)
+    lane_count = opt.lane_count(lanes)
     settings = resolve(
         method=method,
         dataset=dataset,
@@ -131,13 +146,14 @@ def run(
         evaluate_on=evaluate_on,
         deterministic=deterministic,
     )
+    prepared = None
     try:
         prepared = runtime.prepare(
             settings,
             data_root=data_root or opt.default_data_root(),
             out=out,
             device=device,
-            lanes=lanes,
+            lanes=lane_count,
             executor=executor,
         )
         result = watched(prepared, retry=retry, quiet=as_json)
@@ -146,6 +162,11 @@ def run(
         result, folder = done.result, done.folder
         again = "" if result.status == "complete" else "; --retry goes on from its last commit"
         console.err.print(f"already {result.status}: nothing to run{again}", style="yellow", markup=False)
+    except (ClientError, runtime.MethodError):
+        # whoever reads the last line learns of the failure there too; the message follows on stderr
+        if as_json and prepared is not None and (prepared.folder / "result.json").exists():
+            print_result(records.load_result(prepared.folder), prepared.folder, as_json=True)
+        raise
     print_result(result, folder, as_json=as_json)
     if result.status == "failed":
         raise typer.Exit(console.FAILED)
@@ -158,17 +179,23 @@ def watched(prepared: runtime.Run, *, retry: bool, quiet: bool) -> RunResult:
     if not console.out.is_terminal or quiet:
         return prepared.execute(retry=retry)
     console.out.print(headline(prepared))
-    columns = (
+    rounds = TextColumn("round {task.completed:.0f}/{task.total:.0f}")
+    accuracy = TextColumn("accuracy [bold]{task.fields[accuracy]}[/] %")
+    pace = TextColumn("{task.fields[seconds]:.2f} s/round")
+    columns: tuple[ProgressColumn, ...] = (
         TextColumn("[bold]{task.fields[method]}"),
         BarColumn(bar_width=20),
-        TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
-        TextColumn("accuracy [bold]{task.fields[accuracy]}[/] %"),
+        rounds,
+        accuracy,
         TextColumn("label noise {task.fields[noise]} %"),
-        TextColumn("{task.fields[seconds]:.2f} s/round"),
+        pace,
         TextColumn("{task.fields[up]} up, {task.fields[down]} down"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
+    if console.out.width < 130:  # rich would cut digits off; 80 columns hold these
+        noise, traffic = TextColumn("noise {task.fields[noise]} %"), TextColumn("{task.fields[both]}")
+        columns = (rounds, accuracy, noise, pace, traffic, TimeRemainingColumn())
     with Progress(*columns, console=console.out) as progress:
         task = progress.add_task(
             "run",
@@ -179,6 +206,7 @@ def watched(prepared: runtime.Run, *, retry: bool, quiet: bool) -> RunResult:
             seconds=0.0,
             up=size(0),
             down=size(0),
+            both=size(0),
         )
         sums = {"up": 0, "down": 0}
 
@@ -193,6 +221,7 @@ def watched(prepared: runtime.Run, *, retry: bool, quiet: bool) -> RunResult:
                 seconds=record.seconds["round"],
                 up=size(sums["up"]),
                 down=size(sums["down"]),
+                both=size(sums["up"] + sums["down"]),
             )
 
         return prepared.execute(show, retry=retry)
@@ -204,9 +233,9 @@ def headline(prepared: runtime.Run) -> str:
     noise = prepared.judge.noise_before()
     known = "" if noise is None else f" ({noise:.1f} % of the labels are wrong)"
     return (
-        f"{settings.method} (preset {settings.preset}, track {settings.track}) on {scene.dataset}: {scene.clients} clients, "
-        f"{scene.noise_name}{known}, draw {scene.draw}, seed {settings.seed}, {settings.protocol.model}, "
-        f"{settings.protocol.precision} on {prepared.device}"
+        f"{settings.method} (preset {settings.preset}, track {settings.track}) on {scene.dataset}: "
+        f"{scene.clients} clients, {scene.noise_name}{known}, draw {scene.draw}, seed {settings.seed}, "
+        f"{settings.protocol.model}, {settings.protocol.precision} on {prepared.device}"
     )
 
 

@@ -13,6 +13,7 @@ from flnoisebench import registry, scenario
 from flnoisebench.cli import console
 from flnoisebench.cli import options as opt
 from flnoisebench.cli.console import percent
+from flnoisebench.cli.listing import line
 from flnoisebench.runtime import data_digest
 from flnoisebench.settings import parse_assignment, resolve_scenario
 
@@ -37,7 +38,8 @@ def build(
     holdout: opt.Holdout = 0.0,
     data_root: opt.DataRoot = None,
     out: Annotated[
-        Path | None, typer.Option(help="The manifest to write. [<dataset>-<scenario>-draw<d>.safetensors]")
+        Path | None,
+        typer.Option(help="The manifest to write.", show_default="<dataset>-<scenario>-draw<d>.safetensors"),
     ] = None,
 ) -> None:
     """Draw a scenario and write its manifest."""
@@ -57,14 +59,16 @@ def build(
     path = out or Path(f"{dataset}-{spec.slug}-draw{draw}.safetensors")
     scenario.save(path, *built)
     print_scenario(*built)
-    console.out.print(f"manifest: {path}", soft_wrap=True, markup=False)
+    line("manifest", str(path))
 
 
 @app.command()
 @console.guarded
 def show(
     manifest: ManifestFile,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole summary as JSON. [no]")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the whole summary as JSON.", show_default="no")
+    ] = False,
 ) -> None:
     """Show who holds what and whose labels are wrong."""
     scene, truth = scenario.load(manifest)
@@ -88,7 +92,9 @@ def check(manifest: ManifestFile, data_root: opt.DataRoot = None) -> None:
         console.out.print(f"problem: {problem}", markup=False, soft_wrap=True)
     if problems:
         raise typer.Exit(console.FAILED)
-    console.out.print(f"{manifest}: complete, rebuildable from its settings, realised rates agree with the law")
+    console.out.print(
+        f"{manifest}: complete, rebuildable from its settings, realised rates agree with the law", soft_wrap=True
+    )
 
 
 @app.command()
@@ -105,19 +111,32 @@ def diff(a: ManifestFile, b: ManifestFile) -> None:
 def print_scenario(scene: scenario.Scenario, truth: scenario.Truth) -> None:
     """The client x class counts with the noise of each client, then the overall rates."""
     summary = scenario.summary(scene, truth)
-    table = Table(title=f"{scene.spec.dataset}: {scene.spec.slug}, draw {scene.spec.draw}", title_justify="left")
+    title = f"{scene.spec.dataset}: {scene.spec.slug}, draw {scene.spec.draw}"
     by = "given" if truth.true is None else "true"
-    for heading in ("client", "samples", "nominal %", "realised %"):
-        table.add_column(heading, justify="right")
-    table.add_column(f"samples by {by} class")
-    for row in summary["clients"]:
-        table.add_row(
+    headings = ["client", "samples", "nominal %", "realised %", f"samples by {by} class"]
+    rows = [
+        [
             f"{'noisy ' if row['noisy'] else ''}{row['client']}",
             str(row["size"]),
-            percent(None if row["nominal"] is None else 100 * row["nominal"]),
-            percent(None if row["realised"] is None else 100 * row["realised"]),
+            _percent(row["nominal"]),
+            _percent(row["realised"]),
             " ".join(f"{count:>4}" for count in row["counts"]) if scene.classes <= 20 else f"{row['classes']} classes",
-        )
+        ]
+        for row in summary["clients"]
+    ]
+    noise = f"{_percent(summary['realised_rate'])} %"
+    if not console.out.is_terminal:
+        for row in (["scenario", title], headings, *rows, ["label noise over all samples", noise]):
+            print("\t".join(row))
+        return
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(*row)
     console.out.print(table)
-    realised = summary["realised_rate"]
-    console.out.print(f"label noise over all samples: {percent(None if realised is None else 100 * realised)} %")
+    console.out.print(f"label noise over all samples: {noise}")
+
+
+def _percent(rate: float | None) -> str:
+    return percent(None if rate is None else 100 * rate)

@@ -11,13 +11,16 @@ import typer
 from flnoisebench import records
 from flnoisebench.cli import console
 from flnoisebench.cli.console import curve, percent
+from flnoisebench.cli.listing import line
 from flnoisebench.cli.run import print_result
 
 
 @console.guarded
 def show(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or one that holds a single run.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print result and records as one JSON object. [no]")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print result and records as one JSON object.", show_default="no")
+    ] = False,
 ) -> None:
     """Show a finished or unfinished run."""
     folder = only_run(folder)
@@ -36,28 +39,32 @@ def show(
     if result is not None:
         print_result(result, folder, as_json=False)
     else:
-        console.out.print(
-            f"unfinished: {len(rounds)} of {settings.protocol.rounds} rounds of {settings.method} on "
+        line(
+            "unfinished",
+            f"{len(rounds)} of {settings.protocol.rounds} rounds of {settings.method} on "
             f"{settings.scenario.dataset}; the command that began it resumes it",
-            markup=False,
         )
     for name, values in (
         ("accuracy", [record.accuracy for record in rounds]),
         ("label noise", [record.label_noise for record in rounds]),
     ):
         known = [value for value in values if value is not None]
-        if known:
-            console.out.print(
-                f"{name:<12}{curve(values)}  {percent(known[0])} -> {percent(known[-1])} %, "
-                f"from {percent(min(known))} to {percent(max(known))}",
-                markup=False,
-                soft_wrap=True,
-            )
+        if not known:
+            continue
+        if not console.out.is_terminal:
+            line(f"{name} by round", " ".join(map(percent, values)))
+            continue
+        console.out.print(
+            f"{name:<12}{curve(values)}  {percent(known[0])} -> {percent(known[-1])} %, "
+            f"from {percent(min(known))} to {percent(max(known))}",
+            markup=False,
+            soft_wrap=True,
+        )
     if rounds:
         last = rounds[-1]
         details = {**last.judged, **last.diagnostics, **last.metrics}
         for name, value in sorted(details.items()):
-            console.out.print(f"last round  {name} = {value:.4g}", markup=False)
+            line(f"last round, {name}", f"{value:.4g}")
 
 
 def only_run(folder: Path) -> Path:

@@ -154,7 +154,7 @@ class Lane:
 class _Side(api.Side):
     """What both sides share.  No reference in it, however far it is followed, leads to a true label."""
 
-    data: DeviceImages | None
+    data: Any  # DeviceImages; None for a server
 
     def __init__(self, lane: Lane, stream: tuple[streams.Name, ...], round: int, exchange: int) -> None:
         engine = lane.engine

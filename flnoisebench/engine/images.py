@@ -43,7 +43,7 @@ class DeviceImages(api.Images):
         self._scale = (1 / (255 * std)).float().reshape(shape).to(pixels.device)
         self._shift = (-mean / std).float().reshape(shape).to(pixels.device)
 
-    def __reduce__(self) -> object:
+    def __reduce__(self) -> str:
         raise TypeError("images stay where they are; send positions instead")
 
     def plain(self, index: torch.Tensor) -> torch.Tensor:

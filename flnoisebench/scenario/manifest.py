@@ -436,7 +436,9 @@ def load(path: Path | str) -> Manifest:
         raise _altered(path, "header") from error
     if schema != SCHEMA:
         raise ValueError(f"{path} has manifest schema {schema}, and this version reads {SCHEMA}: update flnoisebench")
-    if stated != hashlib.sha256(_canonical(header).encode()).hexdigest():
+    # The text too must be what ``save`` writes: a float's seventeenth digit may change and the number stay the same.
+    body = _canonical(header)
+    if stated != hashlib.sha256(body.encode()).hexdigest() or text != _canonical({**header, "sha256": stated}):
         raise _altered(path, "header")
     if arrays.keys() != header["arrays"].keys():
         raise _altered(path, "set of arrays")
