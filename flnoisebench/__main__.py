@@ -1,0 +1,5 @@
+"""``python -m flnoisebench`` is the console script."""
+
+from flnoisebench.cli.main import main
+
+main()
