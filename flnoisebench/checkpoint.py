@@ -17,7 +17,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,10 @@ FORMAT = 1
 
 class Damaged(ValueError):
     """A checkpoint that cannot be read; the message says which file and what to do."""
+
+
+class Overwritten(RuntimeError):
+    """A tree changed in place while it was being written; that commit was not made."""
 
 
 class Busy(RuntimeError):
@@ -72,12 +76,15 @@ class Checkpoint:
         Raises Damaged when the head or an object that it names is missing, cut short or altered.
         """
         if not self._head.exists():
+            # the first commit brings no record, so where there are records there has been a head
+            if self.records.exists() and self.records.stat().st_size:
+                raise Damaged(f"{self._head} is missing; {self._advice}")
             self._sweep(set())
-            if self.records.exists():
-                os.truncate(self.records, 0)
             return None
         try:
             head = json.loads(self._head.read_text())
+            if head.pop("sha256") != _checksum(head):
+                raise Damaged(f"{self._head} was altered: its checksum is not that of its content; {self._advice}")
             if head["format"] != FORMAT:
                 raise Damaged(f"{self._head}: format {head['format']} is not {FORMAT}; {self._advice}")
             commit = Commit(
@@ -87,7 +94,9 @@ class Checkpoint:
                 counters=head["counters"],
             )
             self._records_length = int(head["records_length"])
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        except Damaged:
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise Damaged(f"{self._head} is damaged ({error!r}); {self._advice}") from error
         length = self.records.stat().st_size if self.records.exists() else 0
         if length < self._records_length:
@@ -120,7 +129,9 @@ class Checkpoint:
     def save(self, commit: Commit) -> None:
         """Write the commit in the background; waits for the one before.  Raises what that one met."""
         self.wait()
-        self._thread = threading.Thread(target=self._write_guarded, args=(commit,), name="checkpoint")
+        new = [tree for slot, tree in _slots(commit) if not self._has(slot, tree)]
+        written = {id(tree): trees.writes(tree) for tree in new}
+        self._thread = threading.Thread(target=self._write_guarded, args=(commit, written), name="checkpoint")
         self._thread.start()
 
     def wait(self) -> None:
@@ -146,18 +157,19 @@ class Checkpoint:
         finally:
             os.close(self._lock)
 
-    def _write_guarded(self, commit: Commit) -> None:
+    def _write_guarded(self, commit: Commit, written: Mapping[int, int]) -> None:
         try:
-            self._write(commit)
+            self._write(commit, written)
         except BaseException as error:  # handed to the run at its next commit
             self._error = error
 
-    def _write(self, commit: Commit) -> None:
+    def _write(self, commit: Commit, written: Mapping[int, int]) -> None:
+        names = {slot: self._store(slot, tree, written) for slot, tree in _slots(commit)}
         head: dict[str, Any] = {
             "format": FORMAT,
-            "server": self._store("server", commit.server),
-            "clients": {str(i): self._store(f"client/{i}", tree) for i, tree in sorted(commit.clients.items())},
-            "claims": {str(i): self._store(f"claims/{i}", tree) for i, tree in sorted(commit.claims.items())},
+            "server": names["server"],
+            "clients": {str(i): names[f"client/{i}"] for i in sorted(commit.clients)},
+            "claims": {str(i): names[f"claims/{i}"] for i in sorted(commit.claims)},
             "counters": dict(commit.counters),
         }
         if commit.record is not None:
@@ -169,14 +181,19 @@ class Checkpoint:
                 os.fsync(file.fileno())
             self._records_length += len(line)
         head["records_length"] = self._records_length
-        replace(self._head, json.dumps(head).encode())
+        replace(self._head, json.dumps({**head, "sha256": _checksum(head)}).encode())
         self._sweep({name for _, name in self._known.values()})
 
-    def _store(self, slot: str, tree: Tree) -> str:
+    def _has(self, slot: str, tree: Tree) -> bool:
         known = self._known.get(slot)
-        if known is not None and known[0] is tree:  # trees are immutable, so the same object is the same content
-            return known[1]
+        return known is not None and known[0] is tree  # trees are immutable, so the same object is the same content
+
+    def _store(self, slot: str, tree: Tree, written: Mapping[int, int]) -> str:
+        if self._has(slot, tree):
+            return self._known[slot][1]
         data = trees.to_bytes(tree)
+        if trees.writes(tree) != written[id(tree)]:
+            raise Overwritten(f"{slot}: the tree was written in place while it was being saved in {self.folder}")
         name = hashlib.sha256(data).hexdigest()
         path = self._objects / name
         if not path.exists():
@@ -189,6 +206,17 @@ class Checkpoint:
             if path.name not in wanted:
                 path.unlink()
         self._head.with_name("head.json.tmp").unlink(missing_ok=True)
+
+
+def _slots(commit: Commit) -> Iterator[tuple[str, Tree]]:
+    yield "server", commit.server
+    for kind, by_client in (("client", commit.clients), ("claims", commit.claims)):
+        for i, tree in sorted(by_client.items()):
+            yield f"{kind}/{i}", tree
+
+
+def _checksum(head: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(head).encode()).hexdigest()
 
 
 def _lock(folder: Path) -> int:

@@ -83,7 +83,7 @@ def measure(scores: Mapping[str, np.ndarray], labels: np.ndarray) -> dict[str, A
         "balanced_accuracy": _percent(recall[present].mean()),
         "macro_f1": _percent(f1[present].mean()),
         "calibration_error": _percent(calibration_error(main, labels)),
-        "recall": [_percent(value) for value in recall],
+        "recall": [_percent(value) if held else None for value, held in zip(recall, present, strict=True)],
     }
 
 

@@ -6,6 +6,7 @@ outcomes come back sorted by client, so every executor gives the same bits.
 
 from __future__ import annotations
 
+import math
 import queue
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -51,12 +52,19 @@ class Outcome:
 
 
 def _claims_checked(claims: Claims, size: int) -> Claims:
-    for name, dtype in (("labels", torch.int64), ("clean", None)):
+    for name, kind in (("labels", "int64"), ("clean", "finite floats")):
         value = getattr(claims, name)
         if value is None:
             continue
-        if not isinstance(value, torch.Tensor) or value.shape != (size,) or (dtype and value.dtype != dtype):
-            raise ValueError(f"claims.{name} must be a tensor [{size}]" + (f" of {dtype}" if dtype else ""))
+        fits = isinstance(value, torch.Tensor) and value.shape == (size,)
+        if fits and name == "clean":
+            fits = value.is_floating_point() and bool(value.isfinite().all())
+        elif fits:
+            fits = value.dtype == torch.int64
+        if not fits:
+            raise ValueError(f"claims.{name} must be a tensor [{size}] of {kind}")
+    if not (claims.noisy is None or isinstance(claims.noisy, bool)):
+        raise ValueError(f"claims.noisy must be True, False or None, not {type(claims.noisy).__name__}")
     return claims
 
 
@@ -83,8 +91,15 @@ def perform(lane: Lane, job: Job) -> Outcome:
             raise FloatingPointError(f"the upload is not finite at {bad or 'its only value'}")
         if reply.state is not KEEP:
             trees.check(reply.state, "state")
+        for what, tree in (("upload", reply.upload), ("state", None if reply.state is KEEP else reply.state)):
+            if (place := lane.shared(tree)) is not None:
+                raise ValueError(
+                    f"the {what} shares the memory of the lane's network at {place or 'its only value'}, which the "
+                    "next client's turn overwrites: take a copy, as weights(network) does"
+                )
         _claims_checked(reply.claims, side.size)
-        metrics = {name: float(value) for name, value in reply.metrics.items()}
+        # what has no value in this turn (0 of 0) is not part of the mean
+        metrics = {name: float(value) for name, value in reply.metrics.items() if math.isfinite(value)}
         reply = Reply(reply.upload, reply.state, metrics, reply.claims)
         return Outcome(job.client, side.size, reply, state if reply.state is KEEP else reply.state, lane.meter.take())
     except Exception as error:

@@ -31,11 +31,11 @@ class RoundRecord(Config):
     balanced_accuracy: float | None = Field(..., unit="%", why="mean of the per-class recalls")
     macro_f1: float | None = Field(..., unit="%", why="mean of the per-class F1")
     calibration_error: float | None = Field(..., unit="%", why="15 equal bins of max softmax(scores)")
-    recall: list[float] | None = Field(..., unit="%", why="per class; null where the class is not in the test set")
+    recall: list[float | None] | None = Field(..., unit="%", why="per class; null for one not in the test set")
     label_noise: float | None = Field(..., unit="%", why="wrong labels among those now trained on; null without truth")
     judged: dict[str, float] = Field(..., why="claims against the truth: detection and correction (evaluation.py)")
-    metrics: dict[str, float] = Field(..., why="what clients reported, averaged by size")
-    diagnostics: dict[str, float] = Field(..., why="the method's own, of the server's state")
+    metrics: dict[str, float] = Field(..., why="what clients reported, averaged by size; finite values only")
+    diagnostics: dict[str, float] = Field(..., why="the method's own, of the server's state; finite values only")
     notes: dict[str, Any] = Field(..., why="what the method wrote down")
     bytes_up: int = Field(..., ge=0, unit="bytes", why="payload of all uploads")
     bytes_down: int = Field(..., ge=0, unit="bytes", why="payload of all messages")
@@ -114,7 +114,7 @@ def replace(path: Path, data: bytes) -> None:
     os.replace(temporary, path)
 
 
-def _parse(kind: type[Config], text: str, where: str) -> Any:
+def _parse(kind: type[Config], text: bytes, where: str) -> Any:
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
@@ -124,12 +124,12 @@ def _parse(kind: type[Config], text: str, where: str) -> Any:
 
 
 def load_settings(folder: Path) -> Settings:
-    return _parse(Settings, (folder / "settings.json").read_text(), str(folder / "settings.json"))
+    return _parse(Settings, (folder / "settings.json").read_bytes(), str(folder / "settings.json"))
 
 
 def load_result(folder: Path) -> RunResult:
     """The run's result; raises FileNotFoundError while there is none, ValueError when it is damaged."""
-    return _parse(RunResult, (folder / "result.json").read_text(), str(folder / "result.json"))
+    return _parse(RunResult, (folder / "result.json").read_bytes(), str(folder / "result.json"))
 
 
 def load_records(folder: Path) -> list[RoundRecord]:
@@ -137,5 +137,5 @@ def load_records(folder: Path) -> list[RoundRecord]:
     path = folder / "records.jsonl"
     if not path.exists():
         return []
-    lines = path.read_text().split("\n")[:-1]
+    lines = path.read_bytes().split(b"\n")[:-1]
     return [_parse(RoundRecord, line, f"{path}, line {i}") for i, line in enumerate(lines, 1)]

@@ -6,6 +6,7 @@ The runtime names no method and no data set; it finds both through the registry.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib.metadata
 import math
@@ -16,6 +17,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +27,7 @@ import torch
 
 from flnoisebench import evaluation, records, registry, scenario, trees
 from flnoisebench.api import Arrays, Dataset, Method, Plan, Protocol, Upload
-from flnoisebench.checkpoint import Checkpoint, Commit
+from flnoisebench.checkpoint import Checkpoint, Commit, Overwritten
 from flnoisebench.engine import DeviceImages, Engine, Lane, Look, make_deterministic
 from flnoisebench.engine.training import autocast
 from flnoisebench.executors import ClientError, Debug, Executor, Job, Outcome, Processes, Serial, Threads
@@ -209,7 +211,7 @@ class _Position:
             "noisy_clients": self.noisy_clients,
             "round": self.round,
             "exchange": self.exchange,
-            "open": vars(self.open),
+            "open": copy.deepcopy(vars(self.open)),  # written in the background while the next exchange counts on
             "digest": self.digest,
             "accuracies": self.accuracies,
             "label_noise": self.label_noise,
@@ -320,7 +322,8 @@ class Run:
             records.write_json(self.folder / "result.json", result)
             return result
         except (ClientError, MethodError) as error:
-            checkpoint.wait()
+            with suppress(Overwritten):  # it was not committed, and error says by whom
+                checkpoint.wait()
             committed = checkpoint.load()
             if committed is not None:
                 failed = self._result(_Position.of(committed), "failed", str(error))
@@ -343,7 +346,7 @@ class Run:
     def _first(self, checkpoint: Checkpoint) -> _Position:
         server = self._lane.server(0, 0, "init")
         state = self._call("init", 0, 0, lambda: self.method.init(server))
-        self._check_tree(state, "init's state", 0, 0)
+        self._check_state(state, "init's state", 0, 0)
         noise = self.judge.noise_before()
         totals = {"bytes_up": 0, "bytes_down": 0, "images": {}, "seconds": {}, "peak_memory": 0}
         digest = hashlib.sha256(trees.digest(state).encode()).hexdigest()
@@ -379,7 +382,7 @@ class Run:
             state = self._call(
                 "aggregate", round, exchange, lambda: self.method.aggregate(position.server, uploads, after)
             )
-        self._check_tree(state, "aggregate's state", round, exchange)
+        self._check_state(state, "aggregate's state", round, exchange)
         if trees.writes(position.server) != written:
             raise MethodError(
                 f"{self._where(round, exchange)}: plan or aggregate wrote into the server's state in place; clone first"
@@ -493,7 +496,7 @@ class Run:
             label_noise=position.label_noise,
             judged=judged,
             metrics={name: total / max(weight, 1) for name, (total, weight) in opened.metrics.items()},
-            diagnostics={name: float(value) for name, value in diagnostics.items()},
+            diagnostics={name: float(value) for name, value in diagnostics.items() if math.isfinite(value)},
             notes=opened.notes,
             bytes_up=opened.bytes_up,
             bytes_down=opened.bytes_down,
@@ -533,6 +536,14 @@ class Run:
             raise MethodError(f"{self._where(round, exchange)}: {error}") from error
         if (bad := trees.first_non_finite(tree)) is not None:
             raise MethodError(f"{self._where(round, exchange)}: {what} is not finite at {bad or 'its only value'}")
+
+    def _check_state(self, state: Tree, what: str, round: int, exchange: int) -> None:
+        self._check_tree(state, what, round, exchange)
+        if (place := self._lane.shared(state)) is not None:
+            raise MethodError(
+                f"{self._where(round, exchange)}: {what} shares the memory of the server's network at "
+                f"{place or 'its only value'}, which the next call overwrites: take a copy, as weights(network) does"
+            )
 
     def _check_folder(self, retry: bool) -> None:
         if (self.folder / "result.json").exists():

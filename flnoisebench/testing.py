@@ -30,11 +30,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from flnoisebench import registry, runtime, scenario
-from flnoisebench.api import Arrays, Batch, Dataset, Loss, Method, Optimiser, Protocol, Tree
+from flnoisebench.api import Arrays, Batch, Dataset, Loss, Method, Optimiser, Protocol
 from flnoisebench.engine import Engine, Lane, Look, training
 from flnoisebench.settings import Settings, explain
 
-__all__ = ["Recorded", "Tiny", "capture_safe", "tiny_arrays", "tiny_engine", "tiny_protocol", "tiny_run", "watch_losses"]
+__all__ = [
+    "Recorded", "Tiny", "capture_safe", "tiny_arrays", "tiny_engine", "tiny_protocol", "tiny_run", "watch_losses",
+]  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------ a small world
@@ -92,7 +94,7 @@ def tiny_engine(
     device: str = "cpu",
     **protocol: Any,
 ) -> Engine:
-    """An engine over ``tiny_arrays``, for tests of a method's parts: ``Lane(engine).client(0, state, round, exchange)``.
+    """An engine over ``tiny_arrays``, for tests of parts: ``Lane(engine).client(0, state, round, exchange)`` is a side.
 
     given: int64 [n] labels (default: the true ones).  positions: each client's samples (default: dealt out in turn).
     protocol: fields of Protocol over ``tiny_protocol``.
@@ -144,7 +146,7 @@ def tiny_run(
         raise ValueError(f"tiny_run needs a class at the top level of a file, not {method.__qualname__}")
     arrays = tiny_arrays(public=20) if arrays is None else arrays
     classes = int(arrays.train_labels.max()) + 1
-    law = {"clients": "all", "rate": "constant", "tau": noise, "count": "exact", "include_true": False}
+    law: dict[str, Any] = {"clients": "all", "rate": "constant", "tau": noise, "count": "exact", "include_true": False}
     spec = scenario.ScenarioSpec(
         dataset=Tiny.name,
         noise=scenario.Noise(**law) if noise else scenario.noise_from("clean"),
@@ -206,7 +208,8 @@ class _Step(torch.nn.Module):
 
     def tensors(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Copies of (trained parameters, everything else by name)."""
-        trained, fixed = {}, {}
+        trained: dict[str, torch.Tensor] = {}
+        fixed: dict[str, torch.Tensor] = {}
         for name, tensor in self.named_parameters():
             (trained if tensor.requires_grad else fixed)[name] = tensor.detach().clone()
         fixed |= {name: tensor.detach().clone() for name, tensor in self.named_buffers()}
@@ -271,7 +274,8 @@ class Recorded:
         for node in self._graph.graph.nodes:
             tags = getattr(node.target, "tags", ())
             shown = pytree.tree_leaves(node.meta.get("val"))
-            if torch.Tag.data_dependent_output in tags or any(isinstance(v, torch.SymInt | torch.SymFloat) for v in shown):
+            number = any(isinstance(v, torch.SymInt | torch.SymFloat) for v in shown)
+            if number or torch.Tag.data_dependent_output in tags:
                 raise ValueError(
                     f"{self.where} cannot be recorded: it takes a tensor's value into Python ({node.target}), as "
                     ".item(), .tolist(), int(), or indexing with a tensor without dimensions do"
@@ -323,8 +327,8 @@ class Recorded:
             if want is None or have is None or not torch.allclose(have, want, rtol=rtol, atol=0.0, equal_nan=True):
                 name = "/".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
                 raise AssertionError(
-                    f"{self.where}: the replayed {name} is {_short(have)}, the loss itself gives {_short(want)}. A number "
-                    "was frozen when the step was recorded: pass it to fit as given=, sample= or draw="
+                    f"{self.where}: the replayed {name} is {_short(have)}, the loss itself gives {_short(want)}. A "
+                    "number was frozen when the step was recorded: pass it to fit as given=, sample= or draw="
                 )
 
 
@@ -375,7 +379,7 @@ def watch_losses(*, rtol: float = 0.0, most: int = 4) -> Iterator[Counter[str]]:
 
         return real_fit(network, watched, steps=steps, **rest)
 
-    training.fit = watched_fit  # type: ignore[assignment]
+    training.fit = watched_fit
     try:
         yield seen
     finally:

@@ -203,12 +203,6 @@ def to_bytes(tree: Tree) -> bytes:
 
 def from_bytes(data: bytes) -> Tree:
     """The tree that ``to_bytes`` wrote.  Raises ValueError on anything else; runs nothing from the file."""
-    try:
-        tensors = safetensors_load(data)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        skeleton = json.loads(header["__metadata__"]["tree"])
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise ValueError(f"not a tree file, or a damaged one: {error}") from error
 
     def decode(node: Any) -> Tree:
         if not isinstance(node, dict):
@@ -218,7 +212,11 @@ def from_bytes(data: bytes) -> Tree:
             return {key: decode(item) for key, item in value}
         if kind == "tensor":
             return tensors[value]
-        items = [decode(item) for item in value]
-        return tuple(items) if kind == "tuple" else items
+        return {"list": list, "tuple": tuple}[kind](decode(item) for item in value)
 
-    return decode(skeleton)
+    try:
+        tensors = safetensors_load(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        return decode(json.loads(header["__metadata__"]["tree"]))
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"not a tree file, or a damaged one: {error}") from error

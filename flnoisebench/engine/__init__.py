@@ -7,6 +7,7 @@ one client at a time uses (its network copies and its counts).  Methods see neit
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from flnoisebench import api, streams
+from flnoisebench import api, streams, trees
 from flnoisebench.api import Batch, Fit, Method, Optimiser, Protocol
 from flnoisebench.engine import training
 from flnoisebench.engine.batches import Feed, cut
@@ -137,6 +138,19 @@ class Lane:
         network.train(not frozen)
         network.requires_grad_(not frozen)
         return network
+
+    def shared(self, tree: Tree) -> str | None:
+        """The path of the first tensor that lies in the memory of one of the lane's networks, or None."""
+        own = {
+            tensor.untyped_storage().data_ptr()
+            for network in self._networks.values()
+            for tensor in (*network.parameters(), *network.buffers())
+            if tensor.numel()
+        }
+        for path, leaf in trees.leaves(tree):
+            if isinstance(leaf, torch.Tensor) and leaf.numel() and leaf.untyped_storage().data_ptr() in own:
+                return path
+        return None
 
     def _count(self, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         trained = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters())
@@ -265,6 +279,7 @@ class _Side(api.Side):
         feed = Feed(images, positions, sizes, views, _epoch_streams(names))
         meter = self._lane.meter
         meter.images["skipped"] += positions.numel() - feed.used
+        training_mode = network.training
         with meter.time("fit", device):
             result = training.fit(
                 network,
@@ -281,6 +296,7 @@ class _Side(api.Side):
                 optimiser=optimiser or self.protocol.optimiser_at(self.round),
                 precision=self.protocol.precision,
             )
+        network.train(training_mode)  # fit itself trains in training mode, whatever it was handed
         if not np.isfinite(result.loss):
             raise FloatingPointError(
                 f"the loss {loss.__qualname__} became {result.loss} within {steps} steps; a smaller learning rate or "
@@ -367,7 +383,10 @@ class ServerSide(_Side, api.Server):
         return tuple(sorted(order[:count].tolist()))
 
     def note(self, **values: Any) -> None:
-        self.notes.update(values)
+        try:
+            self.notes.update(json.loads(json.dumps(values)))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"note: the record takes numbers, strings, flags and lists of those: {error}") from None
 
     def claim(self, noisy_clients: Sequence[int]) -> None:
         outside = [client for client in noisy_clients if not 0 <= client < self.clients]

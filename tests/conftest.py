@@ -1,0 +1,28 @@
+"""What the runtime's tests share."""
+
+import fixture_methods
+import pytest
+
+from flnoisebench import records, registry
+from flnoisebench.testing import tiny_run
+
+
+@pytest.fixture
+def loaded():
+    """The fixtures' module as a run sees it: plugins given by path are imported under a name of their own."""
+    import sys
+
+    return sys.modules[registry.load_method(f"{fixture_methods.__file__}:Averaging").__module__]
+
+
+@pytest.fixture
+def finish(tmp_path):
+    """finish(Method, ...) -> (result, records, Run) of a tiny run in a folder of its own."""
+    count = iter(range(1000))
+
+    def go(method, **options):
+        run = tiny_run(method, tmp_path / f"out{next(count)}", **options)
+        result = run.execute()
+        return result, records.load_records(run.folder), run
+
+    return go

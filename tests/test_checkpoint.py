@@ -1,0 +1,207 @@
+"""The checkpoint by itself: what is saved comes back, nothing is written twice, nothing is left over."""
+
+import hashlib
+import json
+import os
+import threading
+import time
+
+import pytest
+import torch
+
+from flnoisebench import checkpoint, trees
+from flnoisebench.checkpoint import Busy, Checkpoint, Commit, Damaged, Overwritten
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+def saved(folder, *commits):
+    held = Checkpoint(folder)
+    held.load()
+    for commit in commits:
+        held.save(commit)
+    held.close()
+
+
+def loaded(folder):
+    held = Checkpoint(folder)
+    try:
+        return held.load()
+    finally:
+        held.close()
+
+
+def objects(folder):
+    return {path.name for path in (folder / "checkpoint" / "objects").iterdir()}
+
+
+def commit(number=0, **changes):
+    fields = {
+        "server": {"w": torch.full((3,), float(number))},
+        "clients": {0: {"n": number}, 7: None},
+        "claims": {7: {"noisy": True}},
+        "counters": {"round": number, "share": 0.1, "open": {"notes": {"x": [1, "é", None]}}},
+        "record": f'{{"round": {number}}}',
+    }
+    return Commit(**{**fields, **changes})
+
+
+def test_an_empty_folder_has_no_commit(folder):
+    assert loaded(folder) is None
+
+
+def test_the_last_commit_comes_back_whole_and_records_pile_up(folder):
+    saved(folder, *map(commit, range(4)))
+    found = loaded(folder)
+    assert trees.digest(found.server) == trees.digest(commit(3).server)
+    assert found.clients == {0: {"n": 3}, 7: None}
+    assert found.claims == {7: {"noisy": True}}
+    assert found.counters == commit(3).counters
+    assert [json.loads(line)["round"] for line in (folder / "records.jsonl").read_text().splitlines()] == [0, 1, 2, 3]
+
+
+def test_a_commit_without_a_record_adds_no_line(folder):
+    saved(folder, commit(0, record=None), commit(1), commit(2, record=None))
+    assert (folder / "records.jsonl").read_text() == '{"round": 1}\n'
+
+
+def test_objects_are_named_by_their_content_and_what_is_not_needed_is_swept(folder):
+    saved(folder, *map(commit, range(3)))
+    head = json.loads((folder / "checkpoint" / "head.json").read_text())
+    assert objects(folder) == {head["server"], *head["clients"].values(), *head["claims"].values()}
+    for name in objects(folder):
+        data = (folder / "checkpoint" / "objects" / name).read_bytes()
+        assert name == hashlib.sha256(data).hexdigest()
+
+
+def test_what_did_not_change_is_not_written_again(folder, monkeypatch):
+    wrote, real = [], checkpoint.replace
+    monkeypatch.setattr(checkpoint, "replace", lambda path, data: (wrote.append(path.name), real(path, data)))
+    state, other = {"w": torch.ones(3)}, {"w": torch.zeros(3)}
+    saved(
+        folder, commit(0, server=state, clients={0: other}), commit(1, server={"w": torch.ones(3)}, clients={0: other})
+    )
+    assert wrote.count("head.json") == 2
+    assert len(wrote) == 2 + 3  # server, client, claims once; an equal state in another object is the same file
+
+
+def test_equal_states_of_two_clients_are_one_object_and_survive_as_two(folder):
+    same = {"w": torch.ones(3)}
+    saved(
+        folder,
+        commit(0, clients={0: same, 1: {"w": torch.ones(3)}}),
+        commit(1, clients={0: {"w": torch.zeros(3)}, 1: same}),
+    )
+    found = loaded(folder)
+    assert found.clients[0]["w"].tolist() == [0, 0, 0]
+    assert found.clients[1]["w"].tolist() == [1, 1, 1]
+
+
+def test_saving_happens_behind_the_callers_back_and_waits_for_the_one_before(folder, monkeypatch):
+    real = checkpoint.replace
+
+    def slowly(path, data):
+        assert threading.current_thread().name == "checkpoint"
+        time.sleep(0.05)
+        real(path, data)
+
+    monkeypatch.setattr(checkpoint, "replace", slowly)
+    held = Checkpoint(folder)
+    held.load()
+    start = time.perf_counter()
+    held.save(commit(0))
+    assert time.perf_counter() - start < 0.05
+    held.save(commit(1))  # one commit behind at most
+    assert json.loads((folder / "checkpoint" / "head.json").read_text())["counters"]["round"] == 0
+    held.close()
+    assert loaded(folder).counters["round"] == 1
+
+
+def test_a_failure_in_the_background_is_raised_by_the_next_call_and_the_head_stays(folder, monkeypatch):
+    saved(folder, commit(0))
+    held = Checkpoint(folder)
+    held.load()
+
+    def broken(path, data):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(checkpoint, "replace", broken)
+    held.save(commit(1))
+    with pytest.raises(OSError, match=r"cannot write the checkpoint in .*Input/output error.*resume"):
+        held.save(commit(2))
+    held.close()
+    monkeypatch.undo()
+    assert loaded(folder).counters["round"] == 0
+
+
+def test_a_tree_written_in_place_while_it_is_saved_is_refused_and_the_commit_before_stays(folder, monkeypatch):
+    saved(folder, commit(0))
+    held, gate, real = Checkpoint(folder), threading.Event(), trees.to_bytes
+    held.load()
+    monkeypatch.setattr(trees, "to_bytes", lambda tree: (gate.wait(5), real(tree))[1])
+    state = {"w": torch.ones(3)}
+    held.save(commit(1, server=state))
+    state["w"].add_(1)
+    gate.set()
+    with pytest.raises(Overwritten, match=r"server: .*written in place while it was being saved"):
+        held.wait()
+    held.close()
+    assert loaded(folder).counters["round"] == 0
+
+
+def test_one_folder_is_held_by_one_at_a_time(folder):
+    first = Checkpoint(folder)
+    with pytest.raises(Busy, match="another process is running"):
+        Checkpoint(folder)
+    first.close()
+    Checkpoint(folder).close()
+
+
+def test_a_record_whose_commit_did_not_come_is_cut_off(folder):
+    saved(folder, commit(0))
+    with open(folder / "records.jsonl", "a") as file:
+        file.write('{"round": 1}\n{"rou')
+    loaded(folder)
+    assert (folder / "records.jsonl").read_text() == '{"round": 0}\n'
+
+
+def test_every_bit_of_the_head_is_protected(folder):
+    saved(folder, commit(3))
+    path = folder / "checkpoint" / "head.json"
+    good = path.read_bytes()
+    for place in range(0, len(good), 7):
+        path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
+        with pytest.raises(Damaged, match=r"head\.json|objects"):
+            loaded(folder)
+        assert path.read_bytes()[:place] == good[:place]
+    path.write_bytes(good)
+    assert loaded(folder).counters["round"] == 3
+
+
+def test_every_bit_of_an_object_is_protected(folder):
+    saved(folder, commit(3))
+    head = json.loads((folder / "checkpoint" / "head.json").read_text())
+    path = folder / "checkpoint" / "objects" / head["server"]
+    good = path.read_bytes()
+    for place in range(0, len(good), 5):
+        path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
+        with pytest.raises(Damaged, match=r"server.*SHA-256"):
+            loaded(folder)
+    assert os.path.exists(path)
+
+
+def test_a_thousand_clients_with_one_changing_cost_one_object_a_commit(folder, monkeypatch):
+    wrote, real = [], checkpoint.replace
+    clients = {i: {"w": torch.tensor([float(i)])} for i in range(1000)}
+    saved(folder, commit(0, clients=clients))
+    held = Checkpoint(folder)
+    base = held.load()
+    monkeypatch.setattr(checkpoint, "replace", lambda path, data: (wrote.append(path.name), real(path, data)))
+    held.save(Commit(base.server, {**base.clients, 5: {"w": torch.tensor([-1.0])}}, base.claims, {"round": 1}))
+    held.close()
+    assert len(wrote) == 2
+    assert loaded(folder).clients[5]["w"].item() == -1

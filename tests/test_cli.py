@@ -1,0 +1,817 @@
+"""What the command line promises: help with defaults, near misses, output that programs and people can read, and
+runs that stop and go on."""
+
+import io
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from fcntl import ioctl
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+import typer
+from command_line import PLUGIN, RUN, SCRIPT, call, done, only_run, refused, rows, snapshot
+from rich.console import Console
+
+from flnoisebench import checkpoint, models, protocols, records, registry
+from flnoisebench.cli import console, listing
+from flnoisebench.cli.main import app
+from flnoisebench.scenario import NOISE_PRESETS, Noise, Partition
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Every command runs in an empty folder and sees no data set but those that need no file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FLNOISEBENCH_DATA", str(tmp_path / "data"))
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    path = tmp_path / "plugin.py"
+    path.write_text(PLUGIN)
+    return f"{path}:Mine"
+
+
+def in_a_process(*words, **environment):
+    return subprocess.run(
+        [str(word) for word in words], capture_output=True, text=True, timeout=120, env={**os.environ, **environment}
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- help
+
+
+def commands(application):
+    """(words, command) of every command, groups left out."""
+
+    def walk(command, words):
+        inner = getattr(command, "commands", None)
+        if inner is None:
+            yield words, command
+        for name, child in (inner or {}).items():
+            yield from walk(child, (*words, name))
+
+    return list(walk(typer.main.get_command(application), ()))
+
+
+def undocumented(application):
+    """The options whose line in ``--help`` says nothing, or not what happens without them."""
+    found = []
+    runner = typer.testing.CliRunner()
+    for words, command in commands(application):
+        text = runner.invoke(application, [*words, "--help"], env={"COLUMNS": "400"}).stdout
+        options = [line for line in text.splitlines() if line.startswith("│ ")]
+        for parameter in command.params:
+            if parameter.param_type_name != "option" or parameter.name == "help":
+                continue
+            flag = max(parameter.opts, key=len)
+            line = next((line for line in options if re.search(rf"(?<![\w-]){flag}(?![\w-])", line)), "")
+            said = (parameter.help or "").split(".")[0]
+            default = re.search(r"\[default: \(?(.+?)\)?\]", line)
+            wanted = parameter.default if parameter.show_default is True else parameter.show_default
+            if isinstance(wanted, bool):
+                wanted = flag.removeprefix("--")
+            if not said or said not in line or default is None or str(wanted).rstrip(")") not in default[1]:
+                found.append(" ".join([*words, flag]))
+    return found
+
+
+def test_every_option_has_a_help_line_with_its_default():
+    assert undocumented(app) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "default"),
+    [
+        (typer.Option("--bad", help="Said. [2]", show_default=False), None),  # rich takes [2] for markup
+        (typer.Option("--bad", help="Said."), None),
+        (typer.Option("--bad"), 3),
+        (typer.Option("--bad", help="Said.", show_default=False), 3),
+    ],
+)
+def test_the_check_of_the_help_lines_finds_an_option_without_one(option, default):
+    bad = typer.Typer()
+
+    @bad.command()
+    def first(bad: Annotated[int | None, option] = default, good: Annotated[int, typer.Option(help="Fine.")] = 7): ...
+
+    @bad.command()
+    def second(): ...
+
+    assert undocumented(bad) == ["first --bad"]
+
+
+def test_every_command_and_argument_says_what_it_is():
+    for words, command in commands(app):
+        assert command.help, words
+        for parameter in command.params:
+            assert parameter.help, (words, parameter.name)
+
+
+@pytest.mark.parametrize("words", [(), ("list",), ("scenario",), ("data",)])
+def test_a_group_without_a_command_lists_its_commands(words):
+    result = call(*words)
+    root = typer.main.get_command(app)
+    inner = root.commands if not words else root.commands[words[0]].commands
+    assert inner
+    for name in inner:
+        assert name in result.output
+
+
+def test_the_options_of_the_issue_are_there():
+    wanted = {
+        "method", "dataset", "protocol", "track", "noise", "rho", "tau", "partition", "p", "alpha", "draw", "seed",
+        "clients", "rounds", "set", "device", "lanes", "data-root", "out", "config", "json",
+    }  # fmt: skip
+    (run,) = [command for words, command in commands(app) if words == ("run",)]
+    flags = {flag for parameter in run.params for flag in parameter.opts}
+    assert {f"--{name}" for name in wanted} <= flags
+    assert {words[1] for words, _ in commands(app) if words[0] == "list"} >= {
+        "methods", "datasets", "protocols", "noise", "partitions",
+    }  # fmt: skip
+
+
+def test_version_is_that_of_the_package():
+    import tomllib
+
+    stated = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["version"]
+    assert done("--version") == stated + "\n"
+
+
+# ----------------------------------------------------------------------------------------------- near misses
+
+
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [
+        (("--method", "fedavgg"), "fedavg"),
+        (("--dataset", "digit"), "digits"),
+        (("--protocol", "cifar11"), "cifar10"),
+        (("--track", "comon"), "common"),
+        (("--noise", "fedcova-symm"), "fedcova-sym"),
+        (("--noise-set", "include_tru=false"), "include_true"),
+        (("--partition", "dirichlett"), "dirichlet"),
+        (("--evaluate-on", "tset-a"), "test-a"),
+        (("--executor", "seriall"), "serial"),
+        (("--set", "protocol.batchh=3"), "batch"),
+        (("--set", "protocol.optimiser.lrr=3"), "lr"),
+        (("--set", "protocol.optimizer.lr=3"), "optimiser"),
+        (("--set", "protocol.model=mpl"), "mlp"),
+        (("--set", "protocol.precision=fp31"), "fp32"),
+        (("--clientz", "3"), "--clients"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_near_misses_and_exit_code_2(words, near):
+    message = refused(*RUN, *words)
+    assert re.search(rf"([Dd]id you mean|Possible options:|[Dd]id you mean \[)[^?]*{near}\b", message), message
+    assert not Path("runs").exists()
+
+
+def test_an_unknown_setting_or_preset_of_a_method_is_answered_with_near_misses(plugin):
+    assert "Did you mean alpha?" in refused("run", "--method", plugin, "--set", "alhpa=2")
+    assert "Did you mean second?" in refused("run", "--method", plugin, "--preset", "secnd")
+
+
+def test_an_unknown_method_is_told_of_re_installing_and_of_plugin_files():
+    message = refused("run", "--method", "nothing-like-it")
+    assert "pip install -e ." in message
+    assert "file.py:ClassName" in message
+    for name in registry.names(registry.METHODS):
+        assert name in message
+
+
+def test_an_unknown_command_is_answered_with_near_misses():
+    assert "'methods'" in refused("list", "methodz")
+    assert "'list'" in refused("lst")
+
+
+# ------------------------------------------------------------------------------------------- output of a run
+
+
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory):
+    """One run through the console script, not on a terminal, in an encoding that has no ±."""
+    folder = tmp_path_factory.mktemp("spoken")
+    finished = subprocess.run(
+        [SCRIPT, *RUN], capture_output=True, cwd=folder, timeout=120, env={**os.environ, "PYTHONIOENCODING": "ascii"}
+    )
+    return finished, folder
+
+
+def test_output_that_is_not_a_terminal_is_name_tab_value_lines_and_nothing_else(spoken):
+    finished, folder = spoken
+    assert finished.returncode == 0
+    assert finished.stderr == b""
+    found = rows(finished.stdout.decode("ascii"))  # also: no escape code, no box, nothing that ASCII has not
+    assert found["run"] == "FedAvg on digits"
+    assert found["status"] == "complete"
+    assert found["rounds"] == "2"
+    assert (folder / found["folder"] / "result.json").is_file()
+    result = records.load_result(folder / found["folder"])
+    assert found["accuracy, last round"] == f"{result.accuracy.final:.2f} %"
+    assert found["accuracy, mean of last 5 rounds"].startswith(f"{result.accuracy.last5_mean:.2f} %")
+    assert result.digest.startswith(found["digest"])
+
+
+def test_the_console_script_and_this_process_give_the_same_digest(spoken, tmp_path):
+    result = json.loads(done(*RUN, "--out", tmp_path / "out", "--json").splitlines()[-1])
+    assert result["digest"].startswith(rows(spoken[0].stdout.decode())["digest"])
+
+
+def test_json_is_one_object_on_the_last_line_with_the_accuracies_in_percent(tmp_path):
+    text = done(*RUN, "--rounds", "7", "--json")
+    assert text.count("\n") == 1
+    result = json.loads(text.splitlines()[-1])
+    folder = Path(result["folder"])
+    curve = [json.loads(line)["accuracy"] for line in (folder / "records.jsonl").read_text().splitlines()]
+    assert len(curve) == 7
+    assert max(curve) > 30  # percent, not shares
+    last5 = sum(curve[-5:]) / 5
+    spread = (sum((value - last5) ** 2 for value in curve[-5:]) / 5) ** 0.5
+    assert result["accuracy"] == {
+        "final": curve[-1],
+        "last5_mean": pytest.approx(last5),
+        "last5_std": pytest.approx(spread),
+        "last10_mean": pytest.approx(sum(curve) / 7),
+        "oracle": max(curve),
+        "oracle_round": curve.index(max(curve)),
+    }
+    assert {**json.loads((folder / "result.json").read_text()), "folder": str(folder)} == result
+
+
+def test_a_run_leaves_settings_records_and_result_the_result_last(monkeypatch):
+    written = []
+    replace = records.replace
+
+    def noting(path, data):
+        replace(path, data)
+        written.append(path.name)
+
+    monkeypatch.setattr(records, "replace", noting)
+    monkeypatch.setattr(checkpoint, "replace", noting)
+    done(*RUN)
+    folder = only_run(Path("runs"))
+    assert {path.name for path in folder.iterdir()} >= {"settings.json", "records.jsonl", "result.json"}
+    assert written[-1] == "result.json"
+    assert written.count("result.json") == written.count("settings.json") == 1
+    assert written.index("settings.json") < written.index("head.json")  # the first commit
+    lines = (folder / "records.jsonl").read_text()
+    assert lines.endswith("\n")
+    assert [json.loads(line)["round"] for line in lines.splitlines()] == [0, 1]
+
+
+def test_the_same_command_again_says_that_it_is_complete_and_changes_nothing():
+    first = done(*RUN)
+    before = snapshot(Path("runs"))
+    again = call(*RUN)
+    assert again.exit_code == 0
+    assert again.stdout == first
+    assert again.stderr == "already complete: nothing to run\n"
+    assert json.loads(call(*RUN, "--json").stdout.splitlines()[-1])["status"] == "complete"
+    assert snapshot(Path("runs")) == before
+
+
+def test_rounds_seed_and_draw_lead_to_folders_of_their_own():
+    for words in ((), ("--seed", "1"), ("--draw", "1"), ("--rounds", "1"), ("--set", "protocol.batch=64")):
+        done(*RUN, *words)
+    assert len(list(Path("runs").rglob("result.json"))) == 5
+    assert len({path.parent.parent for path in Path("runs").rglob("result.json")}) == 3  # seed and draw share one
+
+
+def on_a_terminal(columns, *words):
+    """The command under a pseudo-terminal: (exit code, its output without escape codes)."""
+    ours, theirs = pty.openpty()
+    ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    process = subprocess.Popen(
+        [str(word) for word in words],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**environment, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8"},
+    )
+    os.close(theirs)
+    output = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            output += chunk
+    except OSError:  # Linux says so that the other end is closed
+        pass
+    os.close(ours)
+    return process.wait(timeout=60), re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output.decode())
+
+
+def test_a_terminal_of_80_columns_shows_live_progress_then_the_summary_and_the_folder():
+    code, text = on_a_terminal(80, SCRIPT, *RUN, "--rounds", "20")
+    assert code == 0
+    result = records.load_result(only_run(Path("runs")))
+    accuracies = {f"{record.accuracy:.2f}" for record in records.load_records(only_run(Path("runs")))}
+    shown = re.findall(
+        r"round (\d+)/20 accuracy (\S+) % noise ([\d.]+) % ([\d.]+) s/round ([\d.]+) [kM]?B \S+",
+        text,
+    )
+    assert len(shown) > 2, text  # it moved
+    counts = [int(row[0]) for row in shown]
+    assert counts == sorted(counts)
+    assert counts[-1] == 20
+    assert {row[1] for row in shown} <= accuracies | {"-"}
+    assert shown[-1][1] == f"{result.accuracy.final:.2f}"
+    assert shown[-1][2] == f"{result.label_noise_after:.2f}"
+    assert float(shown[-1][3]) > 0
+    assert shown[-1][4] == f"{(result.bytes_up + result.bytes_down) / 1e6:.1f}"
+    table = text[text.index("FedAvg on digits") :]
+    assert "│ status" in table
+    assert f"{result.accuracy.last5_mean:.2f} %" in table
+    assert result.digest[:16] in table
+    assert f"folder: {only_run(Path('runs'))}" in "".join(table.splitlines())
+
+
+@pytest.mark.parametrize(("columns", "rounds"), [(80, 100), (140, 10)])
+def test_the_progress_line_is_cut_off_nowhere(columns, rounds, monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(console, "out", Console(force_terminal=True, width=columns, file=screen, highlight=False))
+    done(*RUN, "--rounds", rounds, "--set", "protocol.participation=0.2")
+    lines = [line for line in screen.getvalue().splitlines() if "s/round" in line]
+    assert lines
+    assert not any("…" in line for line in lines)
+    last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", lines[-1])
+    assert f"round {rounds}/{rounds} " in last
+    if columns == 140:
+        assert re.search(r"label noise [\d.]+ % .* [\d.]+ \wB up, [\d.]+ \wB down", last)
+
+
+# ------------------------------------------------------------------------------------------------- stopping
+
+
+def test_ctrl_c_exits_130_and_the_same_command_completes_with_the_digest_of_an_uninterrupted_run(plugin):
+    command = ("run", "--method", plugin, "--rounds", "4", "--clients", "5", "--json")
+    process = subprocess.Popen(
+        [SCRIPT, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TROUBLE": "wait"},  # in the second round, client 2 is slow
+    )
+    limit = time.monotonic() + 60
+    while not Path("waiting").exists() and process.poll() is None:
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == ""
+    assert err == "error: interrupted; the same command resumes from the last commit\n"
+    folder = only_run(Path("runs"))
+    assert not (folder / "result.json").exists()
+    assert len(records.load_records(folder)) == 1  # round 0 was committed
+
+    resumed = json.loads(done(*command))
+    whole = json.loads(done(*command, "--out", "uninterrupted"))
+    assert resumed["status"] == "complete"
+    assert resumed["rounds"] == 4
+    assert resumed["digest"] == whole["digest"]
+    assert resumed["accuracy"] == whole["accuracy"]
+
+
+def test_a_failing_client_exits_1_and_json_still_ends_with_the_result(plugin):
+    command = ("run", "--method", plugin, "--rounds", "3", "--clients", "5")
+    plain = call(*command, TROUBLE="raise")
+    assert plain.exit_code == 1
+    assert plain.stdout == ""
+    assert plain.stderr.startswith("error: Mine, round 1, exchange 0, client 2, task 'train': RuntimeError: no luck")
+    assert "Traceback" not in plain.stderr
+
+    failed = call(*command, "--json", "--out", "other", TROUBLE="raise")
+    assert failed.exit_code == 1
+    result = json.loads(failed.stdout.splitlines()[-1])
+    assert result["status"] == "failed"
+    assert "client 2" in result["failure"]
+    assert result["rounds"] == 1
+    assert "no luck" in failed.stderr
+
+
+def test_a_failed_run_stays_failed_until_retry_goes_on_from_its_last_commit(plugin):
+    command = ("run", "--method", plugin, "--rounds", "3", "--clients", "5")
+    assert call(*command, TROUBLE="raise").exit_code == 1
+    before = snapshot(Path("runs"))
+    again = call(*command)
+    assert again.exit_code == 1
+    assert "already failed" in again.stderr
+    assert "--retry" in again.stderr
+    assert rows(again.stdout)["status"].startswith("failed: Mine, round 1")
+    assert snapshot(Path("runs")) == before
+    retried = json.loads(done(*command, "--retry", "--json"))
+    assert retried["status"] == "complete"
+    assert retried["digest"] == json.loads(done(*command, "--json", "--out", "whole"))["digest"]
+
+
+# -------------------------------------------------------------------------------------- options that are new
+
+
+def test_a_method_in_a_file_runs_without_being_installed(plugin):
+    result = json.loads(
+        done("run", "--method", plugin, "--rounds", "2", "--clients", "5", "--set", "alpha=2", "--json")
+    )
+    assert result["card"]["title"] == "Mine"
+    assert result["settings"]["method_settings"] == {"alpha": 2.0, "kind": "plain"}
+    assert "plugin-Mine" in result["folder"]
+
+
+def test_the_track_own_takes_the_presets_budget_and_common_does_not(plugin):
+    command = ("run", "--method", plugin, "--rounds", "1", "--clients", "5", "--preset", "second", "--json")
+    own = json.loads(done(*command, "--track", "own"))["settings"]
+    common = json.loads(done(*command))["settings"]
+    assert (own["protocol"]["batch"], own["protocol"]["local_epochs"]) == (8, 2)  # digits has a value of its own
+    assert own["protocol_overrides"].items() >= {"batch": 8, "local_epochs": 2}.items()
+    assert (common["protocol"]["batch"], common["protocol"]["local_epochs"]) == (32, 1)
+    assert own["method_settings"]["alpha"] == common["method_settings"]["alpha"] == 3.0
+
+
+def test_lanes_are_auto_or_a_number_and_change_no_bit():
+    digests = set()
+    for lanes in ("auto", "1", "2"):
+        result = json.loads(done(*RUN, "--lanes", lanes, "--out", f"lanes{lanes}", "--json"))
+        digests.add(result["digest"])
+        assert result["environment"]["lanes"] == (int(lanes) if lanes != "auto" else 1)
+    assert len(digests) == 1
+    for wrong in ("0", "-1", "two", "1.5", ""):
+        assert "auto or a number from 1" in refused(*RUN, "--lanes", wrong, "--out", "wrong")
+    assert not Path("wrong").exists()
+
+
+def test_any_field_of_the_noise_spec_can_be_set():
+    words = ("--noise", "fednoro-random", "--rho", "0.8", "--noise-set", "lo=0.1", "--noise-set", "hi=0.2")
+    noise = json.loads(done(*RUN, *words, "--json"))["settings"]["scenario"]["noise"]
+    assert (noise["rho"], noise["lo"], noise["hi"]) == (0.8, 0.1, 0.2)
+
+
+def test_set_wins_over_rounds_and_precision():
+    words = ("--precision", "fp32", "--set", "protocol.rounds=1", "--set", "protocol.precision=bf16")
+    settings = json.loads(done(*RUN, *words, "--json"))["settings"]
+    assert settings["protocol"]["rounds"] == 1
+    assert settings["protocol"]["precision"] == "bf16"
+
+
+def test_the_environment_names_the_data_folder_and_the_option_wins_over_it(tmp_path):
+    assert str(tmp_path / "data") in refused(*RUN, "--dataset", "cifar10")
+    assert str(tmp_path / "there") in refused(*RUN, "--dataset", "cifar10", "--data-root", tmp_path / "there")
+
+
+# ------------------------------------------------------------------------------------------------ --config
+
+
+def configured(text, *words):
+    Path("run.toml").write_text(text)
+    return json.loads(done("run", "--config", "run.toml", "--json", *words))["settings"]
+
+
+BASE = 'method = "fedavg"\nclients = 5\nrounds = 2\n'
+
+
+def test_a_config_file_gives_the_options_and_the_command_line_wins():
+    settings = configured(BASE + 'seed = 3\nlanes = 2\ndata_root = "x"\nnoise = "fedcorr"\ntau = 0.25\n', "--seed", "4")
+    assert settings["protocol"]["rounds"] == 2
+    assert settings["scenario"]["clients"] == 5
+    assert settings["scenario"]["noise_name"] == "fedcorr"
+    assert settings["scenario"]["noise"]["tau"] == 0.25
+    assert settings["seed"] == 4
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "[set]\n'protocol.batch' = 64\n'protocol.optimiser.lr' = 0.05",
+        "[set]\nprotocol.batch = 64\nprotocol.optimiser.lr = 0.05",
+        "[set.protocol]\nbatch = 64\noptimiser = { lr = 0.05 }",
+        'set = ["protocol.batch=64", "protocol.optimiser.lr=0.05"]',
+    ],
+)
+def test_a_set_table_is_the_same_as_set_on_the_command_line(table):
+    protocol = configured(BASE + table)["protocol"]
+    assert protocol["batch"] == 64
+    assert protocol["optimiser"]["lr"] == 0.05
+    assert protocol["optimiser"]["momentum"] == 0.9
+
+
+def test_a_table_keeps_strings_numbers_and_truth_values(plugin):
+    text = f'method = "{plugin}"\nclients = 5\nrounds = 1\n[set]\nkind = "odd one"\nalpha = 2\n'
+    settings = configured(text + "[noise_set]\ninclude_true = false\n")
+    assert settings["method_settings"] == {"kind": "odd one", "alpha": 2.0}
+    assert settings["scenario"]["noise"]["include_true"] is False
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("metod = 'fedavg'", "unknown option 'metod'. Did you mean method"),
+        ("config = 'other.toml'", "unknown option 'config'"),
+        ("method = ", "run.toml is not TOML"),
+        ("[noise]\nrho = 0.5", "noise is one value, not a table"),
+        ("rounds = 'many'", "'--rounds'"),
+        ("rounds = 0", "'--rounds'"),
+        ("[set]\nalhpa = 2", "unknown setting 'alhpa'"),
+    ],
+)
+def test_a_wrong_config_file_is_named_with_what_is_wrong(text, message):
+    Path("run.toml").write_text(text)
+    assert message in refused("run", "--method", "fedavg", "--config", "run.toml")
+    assert not Path("runs").exists()
+
+
+def test_a_config_file_that_cannot_be_read_is_named():
+    assert "cannot read nowhere.toml: No such file" in refused("run", "--config", "nowhere.toml")
+    Path("binary.toml").write_bytes(b"\xff\xfe\x00")
+    assert "binary.toml is not TOML" in refused("run", "--config", "binary.toml")
+
+
+# -------------------------------------------------------------------------------------------- list and data
+
+LISTS = ("methods", "datasets", "protocols", "noise", "partitions", "models")
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("methods", registry.names(registry.METHODS)),
+        ("datasets", registry.names(registry.DATASETS)),
+        ("protocols", protocols.names()),
+        ("noise", list(NOISE_PRESETS)),
+        ("partitions", ["iid", "dirichlet", "bernoulli-dirichlet"]),
+        ("models", list(models.MODELS)),
+    ],
+)
+def test_a_list_names_everything_and_details_say_more_of_each(kind, names):
+    short, long = done("list", kind).splitlines(), done("list", kind, "--details").splitlines()
+    assert [line.split("\t")[0] for line in short] == names
+    if kind not in ("noise", "partitions"):
+        heads = [line for line in long if not line.startswith(" ")]
+        assert [line.split("\t")[0] for line in heads] == names
+        assert all(len(line.split("\t")[1]) > 5 for line in heads)
+    assert len("\n".join(long)) > len("\n".join(short)) + 100
+
+
+def test_list_methods_details_gives_each_setting_its_default_type_and_reason():
+    parts = re.split(r"^(?=\S)", done("list", "methods", "--details"), flags=re.MULTILINE)[1:]
+    for name, part in zip(registry.names(registry.METHODS), parts, strict=True):
+        assert part.startswith(f"{name}\t")
+        for field, info in registry.load_method(name).Config.model_fields.items():
+            (line,) = [line for line in part.splitlines() if line.startswith(f"    {field} = ")]
+            default = getattr(info.default, "value", info.default)
+            assert line.startswith(f"    {field} = {default}")
+            assert line.endswith(info.description)
+
+
+def test_list_noise_and_partitions_details_name_every_field_with_its_reason():
+    for kind, spec in (("noise", Noise), ("partitions", Partition)):
+        text = done("list", kind, "--details")
+        for field, info in spec.model_fields.items():
+            assert re.search(rf"^    {field} = .*{re.escape(info.description)}$", text, re.MULTILINE), field
+
+
+def test_list_protocols_details_states_the_budget():
+    text = done("list", "protocols", "--details")
+    for name in protocols.names():
+        assert f"{protocols.load(name).rounds} rounds" in text
+        assert protocols.read(name)["about"] in text
+
+
+def test_lists_import_no_plugin_and_details_do():
+    code = f"""
+import sys
+from typer.testing import CliRunner
+from flnoisebench.cli.main import app
+families = ("flnoisebench_methods.", "flnoisebench_datasets.")
+plugins = lambda: sorted(name for name in sys.modules if name.startswith(families))
+for kind in {LISTS}:
+    assert CliRunner().invoke(app, ["list", kind]).exit_code == 0, kind
+print(plugins())
+CliRunner().invoke(app, ["list", "datasets", "--details"])
+print(plugins())
+"""
+    finished = in_a_process(sys.executable, "-c", code)
+    assert finished.returncode == 0, finished.stderr
+    without, with_details = finished.stdout.splitlines()
+    assert without == "[]"
+    assert "flnoisebench_datasets.digits" in with_details
+
+
+def test_a_list_on_a_terminal_is_in_columns(monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(console, "out", Console(force_terminal=True, width=80, file=screen, highlight=False))
+    done("list", "noise")
+    assert "\t" not in screen.getvalue()
+    assert "clean                     no label is changed" in screen.getvalue()
+
+
+def test_data_list_says_of_each_data_set_what_is_there_and_how_to_get_the_rest(tmp_path):
+    root = tmp_path / "data"
+    cifar = root / "cifar-10-batches-py"
+    cifar.mkdir(parents=True)
+    for name in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta"]:
+        (cifar / name).write_bytes(b"not the published bytes")
+    lines = {line.split("\t")[0]: line.split("\t")[1:] for line in done("data", "list").splitlines()}
+    assert list(lines) == registry.names(registry.DATASETS)
+    assert lines["digits"] == ["there", "1438 + 359 images 1x8x8, 10 classes"]
+    assert lines["cifar100"] == ["missing", f"flnoisebench data fetch cifar100 --data-root {root}"]
+    assert lines["cifar10"][0] == "damaged"
+    assert "data_batch_1" in lines["cifar10"][1]
+
+
+def test_missing_data_names_the_folder_and_the_command_that_fetches_it(tmp_path):
+    message = refused(*RUN, "--dataset", "cifar10", "--data-root", tmp_path / "none")
+    assert str(tmp_path / "none") in message
+    assert f"flnoisebench data fetch cifar10 --data-root {tmp_path / 'none'}" in message
+    assert not Path("runs").exists()
+
+
+def test_data_fetch_of_what_needs_no_download_and_of_what_no_program_may_download(monkeypatch):
+    assert done("data", "fetch", "digits") == f"digits\tthere\t1438 + 359 images in {os.environ['FLNOISEBENCH_DATA']}\n"
+    message = refused("data", "fetch", "folder")
+    assert "cannot be downloaded" in message
+    assert "DIR/train/<class>" in message
+    assert "Did you mean cifar10" in refused("data", "fetch", "cifar1")
+
+
+# ----------------------------------------------------------------------------------------------------- show
+
+
+def test_show_prints_a_finished_run_summary_and_curve():
+    printed = done(*RUN)
+    shown = done("show", "runs")
+    assert shown.startswith(printed)
+    folder = only_run(Path("runs"))
+    curve = [f"{record.accuracy:.2f}" for record in records.load_records(folder)]
+    assert rows(shown)["accuracy by round"] == " ".join(curve)
+    assert "last round, loss" in rows(shown)
+    assert done("show", folder) == shown
+
+
+def test_show_says_how_far_an_unfinished_run_is(plugin):
+    call("run", "--method", plugin, "--rounds", "3", "--clients", "5", TROUBLE="stop")
+    shown = rows(done("show", "runs"))
+    assert shown["unfinished"].startswith(f"1 of 3 rounds of {plugin} on digits")
+    assert "status" not in shown
+    content = json.loads(done("show", "runs", "--json"))
+    assert content["result"] is None
+    assert [record["round"] for record in content["records"]] == [0]
+
+
+def test_show_json_is_the_settings_the_result_and_all_rounds():
+    done(*RUN)
+    content = json.loads(done("show", "runs", "--json"))
+    folder = only_run(Path("runs"))
+    assert content["folder"] == str(folder)
+    assert content["settings"] == json.loads((folder / "settings.json").read_text())
+    assert content["result"] == json.loads((folder / "result.json").read_text())
+    assert content["records"] == [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+
+
+def test_show_asks_which_of_several_runs_and_says_when_there_is_none(tmp_path):
+    assert "nowhere holds no run" in refused("show", "nowhere")
+    (tmp_path / "empty").mkdir()
+    assert "empty holds no run" in refused("show", "empty")
+    done(*RUN)
+    done(*RUN, "--seed", "1")
+    message = refused("show", "runs")
+    assert "runs holds 2 runs; name one of them" in message
+    for path in Path("runs").rglob("settings.json"):
+        assert str(path.parent) in message
+
+
+def test_show_draws_the_curve_on_a_terminal(monkeypatch):
+    done(*RUN)
+    screen = io.StringIO()
+    monkeypatch.setattr(console, "out", Console(force_terminal=True, width=100, file=screen, highlight=False))
+    done("show", "runs")
+    assert re.search(r"accuracy +▁█  33\.\d\d -> 6\d\.\d\d %, from 33", screen.getvalue()), screen.getvalue()
+
+
+def test_a_curve_goes_from_low_to_high_leaves_gaps_and_fits_its_width(monkeypatch):
+    assert console.curve([0.0, 50.0, 100.0]) == "▁▅█"
+    assert console.curve([1.0, None, 2.0]) == "▁ █"
+    assert console.curve([5.0, 5.0]) == "▁▁"
+    assert console.curve([]) == console.curve([None]) == ""
+    assert len(console.curve([float(i) for i in range(1000)])) <= 60
+    assert console.curve([float(i) for i in range(1000)])[-1] == "█"  # the last round is always among the shown
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert console.curve([0.0, 100.0]).isascii()
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "text"),
+    [
+        (console.size, 999, "999 B"),
+        (console.size, 192_200, "192.2 kB"),
+        (console.size, 1.5e6, "1.5 MB"),
+        (console.size, 2e12, "2.0 TB"),
+        (console.duration, 0.1234, "0.1 s"),
+        (console.duration, 59.96, "60.0 s"),
+        (console.duration, 61, "1 min 01 s"),
+        (console.duration, 7260, "2 h 01 min"),
+        (console.percent, 12.345, "12.35"),
+        (console.percent, None, "-"),
+    ],
+)
+def test_numbers_are_printed_for_people(function, value, text):
+    assert function(value) == text
+
+
+def test_a_message_prints_names_as_they_are(capsys):
+    for text in ("file.py:X: nothing", "[red]alpha[/red] :smile:"):
+        with pytest.raises(typer.Exit):
+            console.fail(text)
+    assert capsys.readouterr().err == "error: file.py:X: nothing\nerror: [red]alpha[/red] :smile:\n"
+
+
+def test_a_reader_that_has_read_enough_gets_no_message(monkeypatch):
+    def closed(*about):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(listing, "line", closed)
+    result = call("list", "methods")
+    assert result.exit_code == 1
+    assert result.stderr == ""
+
+
+# ------------------------------------------------------------------------------------------------- scenario
+
+
+def test_a_scenario_is_built_shown_checked_and_compared():
+    built = done("scenario", "build", "--clients", "5", "--rho", "0.4", "--out", "a.safetensors")
+    assert built.splitlines()[-1] == "manifest\ta.safetensors"
+    lines = [line.split("\t") for line in built.splitlines()]
+    clients = lines[2:7]
+    assert lines[1][0] == "client"
+    assert sum(int(row[1]) for row in clients) == 1438
+    assert [row[0].startswith("noisy ") for row in clients].count(True) == 2
+    for row in clients:
+        assert sum(map(int, row[4].split())) == int(row[1])
+        assert (float(row[2]) > 0) == row[0].startswith("noisy ")
+
+    assert built.startswith(done("scenario", "show", "a.safetensors"))
+    assert done("scenario", "check", "a.safetensors").startswith("a.safetensors: complete, rebuildable")
+    facts = json.loads(done("scenario", "show", "a.safetensors", "--json"))
+    assert facts["noisy_clients"] == 2
+    assert [row["size"] for row in facts["clients"]] == [int(row[1]) for row in clients]
+
+    done("scenario", "build", "--clients", "5", "--rho", "0.4", "--draw", "1", "--out", "b.safetensors")
+    assert done("scenario", "diff", "a.safetensors", "a.safetensors") == "the same scenario\n"
+    assert done("scenario", "diff", "a.safetensors", "b.safetensors").startswith("draw: 0 and 1\n")
+
+
+def test_a_manifest_has_a_name_of_its_own_when_none_is_given_and_shows_as_a_table_on_a_terminal(monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(console, "out", Console(force_terminal=True, width=140, file=screen, highlight=False))
+    done("scenario", "build", "--clients", "5", "--draw", "2")
+    (path,) = Path().glob("digits-fedcova-sym-*-draw2.safetensors")
+    assert str(path) in screen.getvalue()
+    assert re.search(r"client +┃ +samples", re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue()))
+    assert "label noise over all samples: " in screen.getvalue()
+
+
+def test_a_run_and_a_manifest_of_the_same_settings_have_the_same_labels():
+    done("scenario", "build", "--clients", "5", "--draw", "3", "--out", "a.safetensors")
+    result = json.loads(done(*RUN, "--draw", "3", "--json"))
+    facts = json.loads(done("scenario", "show", "a.safetensors", "--json"))
+    assert result["label_noise_before"] == pytest.approx(100 * facts["realised_rate"])
+    assert [row["counts"] for row in result["federation"]["clients"]] == [row["counts"] for row in facts["clients"]]
+
+
+def test_a_manifest_of_other_data_is_found_by_check(tmp_path, monkeypatch):
+    from flnoisebench import scenario
+
+    done("scenario", "build", "--clients", "5", "--out", "a.safetensors")
+    scene, truth = scenario.load("a.safetensors")
+    scene.digests["data"] = "0" * 64
+    scenario.save("b.safetensors", scene, truth)
+    result = call("scenario", "check", "b.safetensors")
+    assert result.exit_code == 1
+    assert "problem: the data are not those that the manifest was built on" in result.stdout
+
+
+def test_a_manifest_whose_labels_were_swapped_and_digests_made_anew_is_found_by_check():
+    """The forger's way: everything fits together but the labels are not those that the settings draw."""
+    from flnoisebench import scenario
+
+    done("scenario", "build", "--clients", "5", "--out", "a.safetensors")
+    scene, truth = scenario.load("a.safetensors")
+    given = scene.given.copy()
+    given[:50] = truth.true[:50]
+    forged = scenario.Scenario(
+        spec=scene.spec, classes=scene.classes, owner=scene.owner, given=given, held_out=scene.held_out,
+        told=scene.told, digests={**scene.digests, "labels": scenario.digest(given)},
+    )  # fmt: skip
+    scenario.save("b.safetensors", forged, truth)
+    assert done("scenario", "show", "b.safetensors")
+    result = call("scenario", "check", "b.safetensors")
+    assert result.exit_code == 1
+    assert "problem: " in result.stdout

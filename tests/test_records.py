@@ -1,0 +1,196 @@
+"""Settings, records and results: they come back as they were, and say what is wrong with them when they do not."""
+
+import json
+import math
+
+import fixture_methods as fixtures
+import pytest
+
+from flnoisebench import records
+from flnoisebench.api import Config, Field, Rounds
+from flnoisebench.records import Accuracy, RoundRecord, RunResult
+from flnoisebench.settings import Settings
+from flnoisebench.testing import tiny_run
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    run = tiny_run(fixtures.Claiming, tmp_path_factory.mktemp("ended"))
+    seen = []
+    return run.execute(seen.append), seen, run
+
+
+def test_what_was_written_is_what_is_read(ended):
+    result, seen, run = ended
+    assert records.load_result(run.folder) == result
+    assert records.load_records(run.folder) == seen
+    assert records.load_settings(run.folder) == run.settings
+    assert records.load_result(run.folder).settings == run.settings
+
+
+def test_a_result_repeats_what_its_records_say(ended):
+    result, seen, _ = ended
+    assert result.accuracy == Accuracy.of([record.accuracy for record in seen])
+    assert result.label_noise_after == seen[-1].label_noise
+    assert result.digest == seen[-1].digest
+    assert result.rounds == len(seen) == 3
+    assert result.bytes_up == sum(record.bytes_up for record in seen)
+    assert result.bytes_down == sum(record.bytes_down for record in seen)
+    assert result.images["trained"] == sum(record.images["trained"] for record in seen)
+    assert result.peak_memory == max(record.peak_memory for record in seen)
+
+
+def test_a_result_says_where_it_comes_from(ended):
+    result, _, run = ended
+    assert result.told == {"noise_rate": pytest.approx(0.3), "noisy_clients": 3}
+    assert result.card["told"] == ["noise_rate", "noisy_clients"]
+    assert set(result.environment["packages"]) >= {"torch", "numpy", "flnoisebench"}
+    assert result.environment["method_sha256"] == run._source
+    assert set(result.digests) == {"data", "partition", "labels"}
+    assert len(result.federation["clients"]) == 3
+    assert result.label_noise_before == pytest.approx(100 * 21 / 72, abs=1e-3)  # round(.3 * 24) = 7 of each 24
+
+
+def test_accuracy_by_hand():
+    rounds = [None, 10.0, 90.0, 20.0, 30.0, 40.0, 50.0, 60.0, 50.0, 50.0, 40.0, 50.0]
+    found = Accuracy.of(rounds)
+    assert found.final == 50
+    assert found.last5_mean == 50  # 60, 50, 50, 40, 50
+    assert found.last5_std == pytest.approx(math.sqrt(40))
+    assert found.last10_mean == pytest.approx(48)  # without 10; the 90 counts
+    assert (found.oracle, found.oracle_round) == (90, 2)
+
+
+def test_accuracy_of_few_rounds_and_of_none():
+    assert Accuracy.of([70.0]).model_dump() == {
+        "final": 70, "last5_mean": 70, "last5_std": 0, "last10_mean": 70, "oracle": 70, "oracle_round": 0,
+    }  # fmt: skip
+    assert set(Accuracy.of([]).model_dump().values()) == {None}
+    assert set(Accuracy.of([None, None]).model_dump().values()) == {None}
+    assert Accuracy.of([50.0, 80.0, 80.0]).oracle_round == 1  # the first of equals
+
+
+def test_a_last_line_without_its_end_does_not_count_yet(ended, tmp_path):
+    _, seen, run = ended
+    text = (run.folder / "records.jsonl").read_text()
+    (tmp_path / "records.jsonl").write_text(text[:-10])
+    assert records.load_records(tmp_path) == seen[:-1]
+    (tmp_path / "records.jsonl").unlink()
+    assert records.load_records(tmp_path) == []
+
+
+def spoilt(ended, tmp_path, name, change):
+    _, _, run = ended
+    content = json.loads((run.folder / name).read_text())
+    (tmp_path / name).write_text(json.dumps(change(content) or content))
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        (lambda c: c.update(schema_version=2), "schema_version"),
+        (lambda c: c.pop("digest"), "digest: Field required"),
+        (lambda c: c.update(status="done"), "status"),
+        (lambda c: c.update(extra=1), "extra: Extra inputs are not permitted"),
+        (lambda c: c["accuracy"].update(final="high"), "accuracy.final"),
+        (lambda c: c["settings"]["protocol"].update(batch=0), "settings.protocol.batch"),
+        (lambda c: c["settings"].update(schema_version=9), "settings.schema_version"),
+    ],
+    ids=range(7),
+)
+def test_a_result_of_another_version_or_with_a_wrong_entry_is_refused_and_the_entry_named(
+    change, place, ended, tmp_path
+):
+    spoilt(ended, tmp_path, "result.json", lambda content: change(content) and None)
+    with pytest.raises(ValueError, match=rf"result\.json is damaged or of another version: {place}"):
+        records.load_result(tmp_path)
+
+
+def test_a_damaged_file_is_named_with_its_line(ended, tmp_path):
+    _, _, run = ended
+    lines = (run.folder / "records.jsonl").read_text().splitlines()
+    (tmp_path / "records.jsonl").write_text("\n".join([lines[0], lines[1][:-20], lines[2], ""]))
+    with pytest.raises(ValueError, match=r"records\.jsonl, line 2 is damaged.*the file: Invalid JSON"):
+        records.load_records(tmp_path)
+    for name, load in (("result.json", records.load_result), ("settings.json", records.load_settings)):
+        (tmp_path / name).write_text((run.folder / name).read_text()[:100])
+        with pytest.raises(ValueError, match=rf"{name} is damaged or of another version: the file: Invalid JSON"):
+            load(tmp_path)
+        (tmp_path / name).write_bytes(b"\xff\xfe\x00")
+        with pytest.raises(ValueError, match=name):
+            load(tmp_path)
+
+
+def test_a_missing_result_is_a_missing_file(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        records.load_result(tmp_path)
+
+
+def test_a_round_without_a_class_in_the_test_set_is_written_and_read(ended):
+    _, seen, _ = ended
+    record = RoundRecord(**{**seen[0].model_dump(), "recall": [50.0, None, 100.0], "accuracy": None})
+    assert RoundRecord.model_validate_json(record.model_dump_json()) == record
+
+
+def test_nothing_that_was_written_can_be_changed_in_memory(ended):
+    result, seen, run = ended
+    for frozen in (result, seen[0], run.settings, run.settings.protocol):
+        with pytest.raises(ValueError, match="frozen"):
+            frozen.digest = "other"
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "x.json"
+    records.write_json(path, {"a": 1})
+
+    def fails(source, target):
+        raise OSError("no")
+
+    monkeypatch.setattr(records.os, "replace", fails)
+    with pytest.raises(OSError, match="no"):
+        records.write_json(path, {"a": 2})
+    assert json.loads(path.read_text()) == {"a": 1}
+
+
+def test_every_field_says_why_it_is_there():
+    for kind in (RoundRecord, Accuracy, RunResult, Settings):
+        assert all(field.description for field in kind.model_fields.values()), kind
+
+
+def test_the_key_of_a_run_is_over_what_changes_results_and_nothing_else(tmp_path):
+    base = tiny_run(fixtures.Drawing, tmp_path).settings
+
+    def key(**changes):
+        return base.model_copy(update=changes).key
+
+    assert len(base.key) == 10
+    assert key(seed=5) == key(changed={"x": 1}) == key(preset="other") == base.key
+    assert key(scenario=base.scenario.model_copy(update={"draw": 3})) == base.key
+    different = [
+        key(method_settings={"extra": 2}),
+        key(protocol=base.protocol.model_copy(update={"batch": 99})),
+        key(evaluate_on="test-a"),
+        key(deterministic=False),
+        key(method="other"),
+    ]
+    assert len({base.key, *different}) == 6
+
+
+@pytest.mark.parametrize(
+    ("value", "of_500", "of_50"),
+    [(10, 10, 10), (0.4, 200, 20), (0, 0, 0), (1.0, 500, 50), (0.05, 25, 3), ("0.06", 30, 3)],
+)
+def test_a_duration_is_absolute_or_a_share(value, of_500, of_50):
+    rounds = Timed(start=value).start
+    assert (rounds.of(500), rounds.of(50)) == (of_500, of_50)
+    assert Timed.model_validate_json(Timed(start=value).model_dump_json()).start == rounds
+
+
+class Timed(Config):
+    start: Rounds = Field(Rounds(1), why="a test")
+
+
+@pytest.mark.parametrize("value", [-1, -0.1, math.nan, math.inf, True, "soon", None, [1]])
+def test_what_is_no_duration_is_refused(value):
+    with pytest.raises(ValueError, match="round"):
+        Timed(start=value)

@@ -1,0 +1,171 @@
+"""What the registry promises: names from entry points, near misses, no double names, plugins from files."""
+
+import hashlib
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+from command_line import PLUGIN
+
+from flnoisebench import registry
+from flnoisebench.api import Dataset, Method
+from flnoisebench.registry import DATASETS, METHODS, UnknownName
+
+
+@pytest.fixture
+def entries(monkeypatch):
+    """Put entry points of our own in the place of the installed ones: entries(("name", "module:Class"), ...)."""
+
+    def put(*pairs):
+        monkeypatch.setattr(
+            registry, "entry_points", lambda group: [EntryPoint(name, value, group) for name, value in pairs]
+        )
+
+    return put
+
+
+def test_installed_names_are_sorted_and_load_as_what_they_are():
+    assert registry.names(METHODS) == sorted(registry.names(METHODS))
+    assert "fedavg" in registry.names(METHODS)
+    for name in registry.names(METHODS):
+        assert issubclass(registry.load_method(name), Method)
+    for name in registry.names(DATASETS):
+        assert isinstance(registry.load_dataset(name), Dataset)
+        assert registry.load_dataset(name).name == name
+
+
+def test_names_import_nothing(entries):
+    entries(("ghost", "no_such_package.anywhere:Ghost"))
+    assert registry.names(METHODS) == ["ghost"]
+
+
+def test_two_packages_with_one_name_are_refused_and_both_are_named(entries):
+    entries(("same", "one.package:A"), ("other", "x:Y"), ("same", "two.package:B"))
+    for use in (lambda: registry.names(METHODS), lambda: registry.load_method("other")):
+        with pytest.raises(
+            ValueError, match=r"two packages bring a method called 'same': one\.package:A and two\.pack"
+        ):
+            use()
+
+
+def test_one_entry_point_found_twice_is_no_double_name(entries):
+    """An editable install beside a wheel of the same package lists each of its entry points twice."""
+    entries(("fedavg", "flnoisebench_methods.fedavg:FedAvg"), ("fedavg", "flnoisebench_methods.fedavg:FedAvg"))
+    assert registry.names(METHODS) == ["fedavg"]
+    assert registry.load_method("fedavg").__name__ == "FedAvg"
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("fedavgg", "Did you mean fedavg"), ("FEDAVG", "Known: "), ("zzz", "Known: "), ("", "Known: ")],
+)
+def test_an_unknown_method_is_answered_with_near_misses_what_there_is_and_how_to_install(name, near):
+    with pytest.raises(UnknownName) as caught:
+        registry.load_method(name)
+    message = str(caught.value)
+    assert message.startswith(f"unknown method {name!r}.")
+    assert near in message
+    assert "re-install: pip install -e ." in message
+    assert "path/to/file.py:ClassName" in message
+    assert ("Did you mean" in message) == (near != "Known: ")
+
+
+def test_an_unknown_data_set_is_answered_with_near_misses():
+    with pytest.raises(UnknownName, match=r"unknown data set 'cifar-10'\. Did you mean cifar10"):
+        registry.load_dataset("cifar-10")
+
+
+def test_unknown_lists_at_most_three_near_misses_and_everything_there_is():
+    message = str(registry.unknown("thing", "aaa1", ["aaa2", "aaa3", "aaa4", "aaa5", "b"], " Advice."))
+    assert message.split("Known:")[0].count(" or ") == 2
+    assert message.endswith("Known: aaa2, aaa3, aaa4, aaa5, b. Advice.")
+    assert isinstance(registry.unknown("x", "y", []), ValueError)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("no_such_package.anywhere:Ghost", "cannot be imported: ModuleNotFoundError"),
+        ("flnoisebench.api:NoSuchClass", "cannot be imported: AttributeError"),
+        ("flnoisebench_broken:Broken", "cannot be imported: SyntaxError"),
+        ("flnoisebench_datasets.digits:Digits", "is no flnoisebench.api.Method"),
+        ("flnoisebench.api:average", "is no flnoisebench.api.Method"),
+    ],
+)
+def test_an_entry_point_that_is_no_method_is_named_with_the_reason(value, message, entries, tmp_path, monkeypatch):
+    (tmp_path / "flnoisebench_broken.py").write_text("class Broken(:\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    entries(("ghost", value))
+    with pytest.raises(ValueError, match=message) as caught:
+        registry.load_method("ghost")
+    assert "'ghost'" in str(caught.value)
+
+
+def test_an_entry_point_that_is_no_data_set_is_refused(entries):
+    entries(("ghost", "flnoisebench_methods.fedavg:FedAvg"))
+    with pytest.raises(ValueError, match=r"'ghost' is no flnoisebench\.api\.Dataset"):
+        registry.load_dataset("ghost")
+
+
+# -------------------------------------------------------------------------------------------------- files
+
+
+def test_a_class_in_a_file_is_loaded_once_and_under_a_name_of_its_own(tmp_path, monkeypatch):
+    path = tmp_path / "numpy.py"  # the name of a real module is not shadowed
+    path.write_text(PLUGIN)
+    first = registry.load_method(f"{path}:Mine")
+    assert first is registry.load_method(f"{path}:Mine")
+    monkeypatch.chdir(tmp_path)
+    assert first is registry.load_method("numpy.py:Mine")
+    assert first is registry.load_method("./numpy.py:Mine")
+    assert first.__module__.startswith("flnoisebench_plugin_")
+    assert sys.modules["numpy"].__file__ != str(path)
+
+
+def test_two_files_with_classes_of_one_name_do_not_mix(tmp_path):
+    for folder, title in (("a", "Mine"), ("b", "Theirs")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "plugin.py").write_text(PLUGIN.replace('title="Mine"', f'title="{title}"'))
+    titles = [registry.load_method(f"{tmp_path}/{folder}/plugin.py:Mine").card.title for folder in ("a", "b")]
+    assert titles == ["Mine", "Theirs"]
+
+
+def test_classes_that_a_file_only_imports_are_not_offered(tmp_path):
+    path = tmp_path / "plugin.py"
+    path.write_text(PLUGIN + "\n\nclass Second(Mine): ...\n\n\nclass Nothing: ...\n")
+    assert registry.load_method(f"{path}:Second").__mro__[1].__name__ == "Mine"
+    for name in ("Method", "Nothing", "Config", ""):
+        with pytest.raises(ValueError, match=r"has no method class '.*'; it has \['Mine', 'Second'\]"):
+            registry.load_method(f"{path}:{name}")
+
+
+def test_a_file_that_failed_to_import_leaves_nothing_behind(tmp_path):
+    path = tmp_path / "plugin.py"
+    path.write_text("x = 1\nraise SystemError('at import')\n")
+    before = set(sys.modules)
+    with pytest.raises(ValueError, match=r"plugin\.py, line 2 cannot be imported: SystemError: at import"):
+        registry.load_method(f"{path}:Mine")
+    assert set(sys.modules) == before
+
+
+def test_ctrl_c_while_a_file_is_imported_is_not_taken_for_a_broken_file(tmp_path):
+    path = tmp_path / "plugin.py"
+    path.write_text("raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        registry.load_method(f"{path}:Mine")
+
+
+def test_the_source_digest_is_that_of_the_methods_file_and_changes_with_it(tmp_path):
+    path = tmp_path / "plugin.py"
+    path.write_text(PLUGIN)
+    mine = registry.load_method(f"{path}:Mine")
+    first = registry.source_digest(mine)
+    assert first == hashlib.sha256(path.read_bytes()).hexdigest()
+    path.write_text(PLUGIN + "\n# changed\n")
+    assert registry.source_digest(mine) != first
+    fedavg = registry.load_method("fedavg")
+    assert (
+        registry.source_digest(fedavg)
+        == hashlib.sha256(Path(sys.modules[fedavg.__module__].__file__).read_bytes()).hexdigest()
+    )

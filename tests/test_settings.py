@@ -1,0 +1,305 @@
+"""What settings promise: how a value is read, which of two wins, and which of them make another run."""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+from command_line import PLUGIN
+
+from flnoisebench import protocols
+from flnoisebench.api import Optimiser, Protocol
+from flnoisebench.registry import UnknownName
+from flnoisebench.scenario import noise_from
+from flnoisebench.settings import Settings, parse_assignment, presets_of, resolve, resolve_scenario
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """A method with settings and with a preset that brings a budget."""
+    path = tmp_path / "plugin.py"
+    path.write_text(PLUGIN)
+    return f"{path}:Mine"
+
+
+def settings(**changes) -> Settings:
+    return resolve(**{"method": "fedavg", "dataset": "digits", "clients": 5, **changes})
+
+
+# ------------------------------------------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("a=1", "a", 1),
+        ("a=-3", "a", -3),
+        ("a=1_000", "a", 1000),
+        ("a=0.5", "a", 0.5),
+        ("a=5e-4", "a", 5e-4),
+        ("a=.5", "a", ".5"),  # not TOML: a string, which a float field still reads
+        ("a=true", "a", True),
+        ("a=false", "a", False),
+        ("a=True", "a", "True"),
+        ("a=none", "a", None),
+        ("a=None", "a", None),
+        ("a=[1, 2]", "a", [1, 2]),
+        ('a=["x", "y"]', "a", ["x", "y"]),
+        ("a={ b = 1 }", "a", {"b": 1}),
+        ('a="3"', "a", "3"),
+        ("a=cosine", "a", "cosine"),
+        ("a=", "a", ""),
+        ("a=b=c", "a", "b=c"),
+        (" a.b = 2 ", "a.b", 2),
+    ],
+)
+def test_a_value_is_a_number_a_truth_value_a_list_none_or_a_string(text, name, value):
+    found = parse_assignment(text)
+    assert found == (name, value)
+    assert type(found[1]) is type(value)
+
+
+@pytest.mark.parametrize("text", ["alpha", "", "=3", "  = 3"])
+def test_an_assignment_without_a_name_or_an_equals_sign_is_refused(text):
+    with pytest.raises(ValueError, match="write name=value"):
+        parse_assignment(text)
+
+
+# -------------------------------------------------------------------------------------------------- order
+
+
+def test_the_protocol_file_is_the_base():
+    assert settings().protocol == protocols.load("digits")
+    assert settings().protocol_overrides == {}
+    assert settings(protocol="cifar10").protocol.model == "resnet18"
+    assert settings(dataset="cifar100").protocol.name == "cifar100"
+
+
+def test_the_file_gives_way_to_the_preset_in_track_own_that_to_rounds_and_precision_those_to_set(mine):
+    common = settings(method=mine, preset="second")
+    assert (common.protocol.batch, common.protocol.local_epochs) == (32, 1)
+    own = settings(method=mine, preset="second", track="own")
+    assert (own.protocol.batch, own.protocol.local_epochs) == (8, 2)
+    assert own.protocol_overrides == {"batch": 8, "local_epochs": 2}
+    said = settings(method=mine, preset="second", track="own", rounds=7, precision="tf32")
+    assert (said.protocol.rounds, said.protocol.precision, said.protocol.batch) == (7, "tf32", 8)
+    last = settings(
+        method=mine, preset="second", track="own", rounds=7, precision="tf32",
+        changes=["protocol.rounds=9", "protocol.precision=bf16", "protocol.batch=4", "protocol.batch=2"],
+    )  # fmt: skip
+    assert (last.protocol.rounds, last.protocol.precision, last.protocol.batch) == (9, "bf16", 2)
+    assert last.protocol_overrides == {"batch": 2, "local_epochs": 2, "rounds": 9, "precision": "bf16"}
+
+
+def test_a_preset_may_have_other_values_on_one_data_set(mine):
+    assert settings(method=mine, preset="second", track="own", dataset="cifar10").protocol.batch == 16
+    assert settings(method=mine, preset="second", track="own", dataset="digits").protocol.batch == 8
+
+
+def test_set_changes_the_method_and_is_recorded_as_said(mine):
+    found = settings(method=mine, preset="second", changes=["kind=other"])
+    assert found.method_settings == {"alpha": 3.0, "kind": "other"}
+    assert found.changed == {"kind": "other"}
+    assert settings(method=mine).method_settings == {"alpha": 1.0, "kind": "plain"}
+    assert settings(method=mine, preset="second", changes=["alpha=5"]).method_settings["alpha"] == 5.0
+
+
+def test_one_entry_of_a_table_can_be_set_and_the_others_stay():
+    optimiser = settings(changes=["protocol.optimiser.lr=0.03"]).protocol.optimiser
+    assert optimiser == Optimiser(lr=0.03, momentum=0.9, weight_decay=5e-4)
+    both = settings(changes=["protocol.optimiser.lr=0.03", "protocol.optimiser.name=adam"])
+    assert both.protocol.optimiser == Optimiser(name="adam", lr=0.03)
+    assert both.protocol_overrides == {"optimiser": {"lr": 0.03, "name": "adam"}}
+    whole = settings(changes=["protocol.optimiser={ lr = 0.02, momentum = 0.0 }"])
+    assert whole.protocol.optimiser == Optimiser(lr=0.02, momentum=0.0)
+
+
+def test_the_first_preset_is_the_default_and_presets_say_what_they_are_about(mine):
+    from flnoisebench import registry
+
+    assert settings(method=mine).preset == "first"
+    assert presets_of(registry.load_method(mine)) == {"first": "the default one", "second": "brings a budget"}
+
+
+# -------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"track": "owm"}, "unknown track 'owm'. Did you mean own"),
+        ({"evaluate_on": "validaton"}, "unknown evaluation set 'validaton'. Did you mean validation"),
+        ({"protocol": "digit"}, "unknown protocol 'digit'. Did you mean digits?"),
+        ({"preset": "defualt"}, "unknown preset of fedavg 'defualt'. Did you mean default?"),
+        ({"dataset": "digitz"}, "unknown data set 'digitz'. Did you mean digits?"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_near_misses(changes, message):
+    with pytest.raises(UnknownName) as caught:
+        settings(**changes)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"changes": ["protocol.bacth=3"]}, "protocol digits: unknown setting 'bacth'. Did you mean batch or "),
+        ({"changes": ["protocol.optimiser.rl=3"]}, "unknown setting 'optimiser.rl'. Did you mean lr"),
+        ({"changes": ["protocol.optimiser.x=3"]}, "Known: lr, momentum, name, weight_decay."),
+        ({"changes": ["protocol.batch.x=3"]}, "protocol digits: batch = {'x': 3}: Input should be a valid integer"),
+        ({"changes": ["protocol.lr_schedule=cosin"]}, "Did you mean cosine?"),
+        ({"changes": ["alpha=3"]}, "settings of fedavg: unknown setting 'alpha'. Known: none."),
+        ({"noise_changes": {"rho": 2}}, "noise fedcova-sym: rho = 2: Input should be less than or equal to 1"),
+        ({"noise_changes": {"target": "par"}}, "Did you mean pair?"),
+        ({"partition_changes": {"law": "dirichlett"}}, "Did you mean dirichlet"),
+        ({"partition_changes": {"alhpa": 3}}, "partition: unknown setting 'alhpa'. Did you mean alpha"),
+        ({"clients": 0}, "scenario: clients = 0"),
+        ({"seed": -1}, "settings: seed = -1"),
+        ({"draw": -1}, "scenario: draw = -1"),
+        ({"holdout": 1.0}, "scenario: holdout = 1.0: Input should be less than 1"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named_with_its_value_on_one_line(changes, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        settings(**changes)
+    assert "\n" not in str(caught.value)
+    assert "pydantic" not in str(caught.value)
+
+
+def test_two_wrong_settings_are_both_named(mine):
+    with pytest.raises(ValueError, match="alpha = 'big'") as caught:
+        settings(method=mine, changes=["alpha=big", "knd=x"])
+    assert "unknown setting 'knd'. Did you mean kind?" in str(caught.value)
+
+
+def test_two_values_that_do_not_go_together_are_told_so():
+    with pytest.raises(ValueError, match=r"^noise fednoro-random: lo=0\.9 is above hi=0\.7: swap them$"):
+        resolve_scenario(dataset="digits", noise="fednoro-random", noise_changes={"lo": 0.9})
+
+
+def test_the_scenario_alone_takes_the_same_noise_and_partition():
+    spec = resolve_scenario(
+        dataset="digits", noise="fedcorr", noise_changes={"rho": 0.2}, partition_changes={"p": 0.9}, clients=7, draw=3
+    )
+    assert (
+        spec
+        == settings(
+            noise="fedcorr", noise_changes={"rho": 0.2}, partition_changes={"p": 0.9}, clients=7, draw=3
+        ).scenario
+    )
+    assert spec.noise == noise_from("fedcorr", rho=0.2)
+
+
+# -------------------------------------------------------------------------------------- which run it is
+
+
+BASE = {"rounds": 10}
+OTHER_RESULTS = {
+    "rounds": {"rounds": 11},
+    "batch": {"changes": ["protocol.batch=64"]},
+    "lr": {"changes": ["protocol.optimiser.lr=0.2"]},
+    "model": {"changes": ["protocol.model=small-cnn"]},
+    "precision": {"precision": "bf16"},
+    "evaluate_on": {"evaluate_on": "test-a"},
+    "deterministic": {"deterministic": False},
+}
+OTHER_SCENARIO = {
+    "rho": {"noise_changes": {"rho": 0.5}},
+    "tau": {"noise_changes": {"tau": 0.5}},
+    "noise": {"noise": "fedcorr"},
+    "include_true": {"noise_changes": {"include_true": False}},
+    "clients": {"clients": 6},
+    "p": {"partition_changes": {"p": 0.4}},
+    "law": {"partition_changes": {"law": "iid"}},
+    "holdout": {"holdout": 0.1},
+    "dataset": {"dataset": "cifar10", "protocol": "digits"},
+}
+
+
+@pytest.mark.parametrize("what", OTHER_RESULTS)
+def test_the_key_changes_with_what_changes_results(what):
+    assert settings(**{**BASE, **OTHER_RESULTS[what]}).key != settings(**BASE).key
+
+
+def test_the_key_changes_with_the_method_and_its_settings(mine):
+    keys = {
+        settings(method=mine).key,
+        settings(method=mine, changes=["alpha=2"]).key,
+        settings(method=mine, changes=["kind=other"]).key,
+        settings().key,
+    }
+    assert len(keys) == 4
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seed": 3},
+        {"draw": 3},
+        {"noise_changes": {"rho": 0.5}},  # the scenario has a level of its own in the path
+        {"changes": ["protocol.batch=32"]},  # the protocol's own value, said
+        {"rounds": None, "changes": ["protocol.rounds=10"]},  # the same value, said in another way
+        {"protocol": "digits"},
+        {"preset": "default"},
+        {"track": "own"},  # of a method whose preset brings no budget
+    ],
+)
+def test_the_key_does_not_change_with_seed_draw_or_with_how_the_same_was_said(changes):
+    assert settings(**{**BASE, **changes}).key == settings(**BASE).key
+
+
+def test_a_preset_that_was_spelt_out_by_hand_is_the_same_run(mine):
+    own = settings(method=mine, preset="second", track="own")
+    by_hand = settings(method=mine, changes=["alpha=3", "protocol.batch=8", "protocol.local_epochs=2"])
+    assert own.key == by_hand.key
+    assert own.folder(Path("runs")) == by_hand.folder(Path("runs"))
+
+
+def test_the_key_is_a_hash_of_method_budget_and_measurement_and_of_nothing_else():
+    """A changed key would start every run of everybody anew: whoever changes its definition changes this test."""
+    found = settings(seed=5, draw=6)
+    content = {
+        "schema_version": 1,
+        "method": "fedavg",
+        "method_settings": {},
+        "protocol": found.protocol.model_dump(mode="json"),
+        "evaluate_on": "test",
+        "deterministic": True,
+    }
+    assert found.key == hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
+
+
+@pytest.mark.parametrize("what", [*OTHER_RESULTS, *OTHER_SCENARIO])
+def test_runs_with_other_results_never_share_a_folder(what):
+    changes = OTHER_RESULTS.get(what) or OTHER_SCENARIO[what]
+    assert settings(**{**BASE, **changes}).folder(Path("runs")) != settings(**BASE).folder(Path("runs"))
+
+
+def test_the_folder_is_data_set_scenario_method_key_draw_and_seed(mine):
+    found = settings(seed=2, draw=4)
+    path = found.folder(Path("some/where"))
+    assert path.parts == (
+        "some", "where", "digits", found.scenario.slug, "fedavg", found.key, "draw4-seed2",
+    )  # fmt: skip
+    assert settings(method=mine).folder(Path("runs")).parts[3] == "plugin-Mine"
+
+
+def test_settings_are_frozen_and_come_back_from_json_as_they_were(mine):
+    found = settings(method=mine, preset="second", track="own", changes=["protocol.optimiser.lr=0.03", "alpha=2"])
+    again = Settings.model_validate_json(found.model_dump_json())
+    assert again == found
+    assert again.key == found.key
+    assert json.loads(found.model_dump_json())["schema_version"] == 1
+    with pytest.raises(ValueError, match="frozen"):
+        found.seed = 3
+
+
+@pytest.mark.parametrize("name", protocols.names())
+def test_every_shipped_protocol_is_valid_and_says_what_it_is(name):
+    protocol = protocols.load(name)
+    assert isinstance(protocol, Protocol)
+    assert protocol.name == name
+    assert len(protocols.read(name)["about"]) > 10
+    with pytest.raises(UnknownName, match=name):
+        protocols.load(name + "x")
