@@ -419,7 +419,10 @@ class Run:
         where = self._where(round, exchange)
         if not isinstance(plan, Plan):
             raise MethodError(f"{where}: plan must return a Plan or None, not {type(plan).__name__}")
-        cohort = sorted(int(client) for client in plan.cohort)
+        try:
+            cohort = sorted(int(client) for client in plan.cohort)
+        except (TypeError, ValueError) as error:
+            raise MethodError(f"{where}: the cohort must be a sequence of client ids: {error}") from error
         if not cohort or len(set(cohort)) != len(cohort) or cohort[0] < 0 or cohort[-1] >= self.engine.clients:
             raise MethodError(
                 f"{where}: the cohort must be distinct clients of 0..{self.engine.clients - 1}, at least one: {cohort}"

@@ -26,8 +26,9 @@ clients relabel]; one epoch on L; clients upload w_m, S_m, D_m; the server avera
 
 Departures, and why:
 
-* The paper's posterior "proportional to -q" is no probability.  Here it is softmax(-q) (``confidence``), the one
-  of three readings under which its threshold of .5 relabels anything at ten classes without being reached by all.
+* The paper's posterior "proportional to -q" is no probability.  Here it is softmax(-q); of the other readings, 1/q
+  stays below the threshold of .5 at ten classes, so nothing would be relabelled, and -q/2 is a cautious switch
+  (``confidence``).
 * Its noise score of a client is undefined.  Here it is r_m under the pooled Sigma, which needs no true label.
 * Leave-one-out from a Sigma with momentum must remove the client's share *with the same momentum*: subtracting this
   round's share can leave a matrix with negative eigenvalues.  See ``leave_one_out``.

@@ -453,6 +453,8 @@ class Faulty(Averaging):
             raise RuntimeError("the plan went wrong")
         if self._bad(server, "cohort"):
             return Plan("train", [0, 0], state)
+        if self._bad(server, "strange cohort"):
+            return Plan("train", ["somebody"], state)
         if self._bad(server, "no plan"):
             return "train"
         if self._bad(server, "state written"):

@@ -320,7 +320,7 @@ def test_the_stopped_run_itself_is_not_refused(stopped, tmp_path):
     assert json.loads(done(*command, "--out", tmp_path / "runs", "--json"))["digest"] == digest
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"schema_version": 99}'])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[]", b'{"schema_version": 99}'])
 def test_a_damaged_result_is_named_by_run_and_by_show_and_left_as_it_is(content, earlier, tmp_path):
     shutil.copytree(earlier[0], tmp_path / "runs")
     folder = only_run(tmp_path / "runs")
@@ -426,6 +426,7 @@ def test_a_full_disk_leaves_an_earlier_manifest_as_it_was(tmp_path):
     words = ("scenario", "build", "--clients", "5", "--out", tmp_path / "kept" / "m.safetensors")
     done(*words)
     before = snapshot(tmp_path / "kept")
+    assert list(before) == ["m.safetensors"]  # nor does success leave anything beside it
     with a_disk_of(5_000):
         assert "the disk is full" in refused(*words, "--draw", "1", code=1)
     assert snapshot(tmp_path / "kept") == before

@@ -58,10 +58,10 @@ def test_calibration_error_by_hand():
     def with_confidence(p):  # two classes, class 0 predicted with probability p
         return [np.log(p), np.log(1 - p)]
 
-    # in fifteenths: .9 -> bin 13, .91 -> bin 13, .6 -> bin 9 (its lower edge is .6), .53 -> bin 7
-    array = np.array([with_confidence(p) for p in (0.9, 0.91, 0.61, 0.62, 0.53)])
-    labels = np.array([0, 1, 0, 0, 1])  # right, wrong, right, right, wrong
-    by_hand = 2 / 5 * abs(0.5 - 0.905) + 2 / 5 * abs(1 - 0.615) + 1 / 5 * abs(0 - 0.53)
+    # bins of a fifteenth: .9 and .91 in the 14th; .61 and .66 in the 10th, [.6, .667); .67 in the 11th; .53 in the 8th
+    array = np.array([with_confidence(p) for p in (0.9, 0.91, 0.61, 0.66, 0.67, 0.53)])
+    labels = np.array([0, 1, 0, 0, 1, 1])  # right, wrong, right, right, wrong, wrong
+    by_hand = (2 * abs(0.5 - 0.905) + 2 * abs(1 - 0.635) + 0.67 + 0.53) / 6
     assert calibration_error(array, labels) == pytest.approx(by_hand, abs=1e-9)
 
 
