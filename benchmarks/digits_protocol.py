@@ -92,7 +92,9 @@ def main() -> None:
         )
         for other in ("fedavg", "fedavg at lr 0.03", "fedavg-relabel"):
             paired = [a - b for a, b in zip(found["fedcova"], found[other], strict=True)]
-            print(f"fedcova - {other}: {statistics.fmean(paired):+.2f} ± {statistics.stdev(paired):.2f} (paired by draw)")
+            print(
+                f"fedcova - {other}: {statistics.fmean(paired):+.2f} ± {statistics.stdev(paired):.2f} (paired by draw)"
+            )
 
 
 if __name__ == "__main__":

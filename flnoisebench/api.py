@@ -43,7 +43,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -53,7 +53,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own abbreviation)
 from pydantic_core import core_schema
 
-from flnoisebench.trees import Tree, map_tensors, to
+from flnoisebench.trees import Tree, map_tensors, to, vectors
 
 __all__ = [
     "KEEP", "Arrays", "Batch", "Card", "Claims", "Client", "Config", "Dataset", "Field", "Fit", "Images",
@@ -495,6 +495,9 @@ class Method:
 
 def weights(network: torch.nn.Module) -> dict[str, torch.Tensor]:
     """A copy of the network's parameters and buffers, without gradient: what can be uploaded."""
+    flat = getattr(network, "_flat", None)  # the engine's networks lie in a few vectors and are copied at once
+    if flat is not None:
+        return flat.copy()
     return {name: value.detach().clone() for name, value in network.state_dict().items()}
 
 
@@ -510,6 +513,12 @@ def average(parts: Sequence[Tree], shares: Sequence[float]) -> Tree:
     total = math.fsum(float(share) for share in shares)
     if not total > 0 or not math.isfinite(total):
         raise ValueError(f"average: the shares sum to {total}, so there is nothing to average")
+    wholes = [whole for part in parts if (whole := vectors(part)) is not None]
+    if len(wholes) == len(parts) and all(whole[0] == wholes[0][0] for whole in wholes):
+        layout, bases = wholes[0]
+        means = [_mean([whole[1][i] for whole in wholes], shares, total) for i in range(len(bases))]
+        views = iter(means[place].as_strided(shape, stride, offset) for _, place, offset, shape, stride in layout)
+        return _filled(parts[0], views)
     first = parts[0]
     if isinstance(first, dict):
         return {key: average([part[key] for part in parts], shares) for key in first}
@@ -517,12 +526,27 @@ def average(parts: Sequence[Tree], shares: Sequence[float]) -> Tree:
         return type(first)(average(list(items), shares) for items in zip(*parts, strict=True))
     if not isinstance(first, torch.Tensor):
         raise ValueError(f"average takes trees of tensors, not {type(first).__name__}")
+    return _mean(parts, shares, total)
+
+
+def _mean(parts: Sequence[torch.Tensor], shares: Sequence[float], total: float) -> torch.Tensor:
+    first = parts[0]
     if not first.is_floating_point():
         return torch.stack([part.to(torch.int64) for part in parts]).amax(0).to(first.dtype)
     mean = torch.zeros_like(first, dtype=torch.float64)
     for part, share in zip(parts, shares, strict=True):
         mean.add_(part, alpha=float(share) / total)
     return mean.to(first.dtype)
+
+
+def _filled(tree: Tree, views: Iterator[torch.Tensor]) -> Tree:
+    """The tree with its tensors replaced in the order of ``trees.leaves``."""
+    if isinstance(tree, dict):
+        filled = {key: _filled(tree[key], views) for key in sorted(tree)}
+        return {key: filled[key] for key in tree}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_filled(item, views) for item in tree)
+    return next(views)
 
 
 def cross_entropy(network: torch.nn.Module, batch: Batch) -> torch.Tensor:

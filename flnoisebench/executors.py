@@ -7,7 +7,6 @@ outcomes come back sorted by client, so every executor gives the same bits.
 from __future__ import annotations
 
 import math
-import queue
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
@@ -19,7 +18,7 @@ import torch
 from flnoisebench import trees
 from flnoisebench.api import KEEP, Claims, Reply
 from flnoisebench.engine import Engine, Lane
-from flnoisebench.profiling import Meter
+from flnoisebench.profiling import Meter, synchronise
 from flnoisebench.trees import Tree
 
 
@@ -73,41 +72,47 @@ def perform(lane: Lane, job: Job) -> Outcome:
     method = lane.engine.method
     lane.meter.take()
     try:
-        state = job.state
-        if not job.joined:
-            state = method.join(lane.client(job.client, None, job.round, job.exchange, role="join"))
-            trees.check(state, "join's state")
-        side = lane.client(job.client, state, job.round, job.exchange)
-        written = trees.writes(job.message) + trees.writes(state)
-        reply = method.client(job.task, job.message, side)
-        if not isinstance(reply, Reply):
-            raise TypeError(f"client() must return a Reply, not {type(reply).__name__}")
-        if trees.writes(job.message) + trees.writes(state) != written:
-            raise ValueError(
-                "the message or the client's state was written in place; both belong to others: clone first"
-            )
-        trees.check(reply.upload, "upload")
-        if (bad := trees.first_non_finite(reply.upload)) is not None:
-            raise FloatingPointError(f"the upload is not finite at {bad or 'its only value'}")
-        if reply.state is not KEEP:
-            trees.check(reply.state, "state")
-        for what, tree in (("upload", reply.upload), ("state", None if reply.state is KEEP else reply.state)):
-            if (place := lane.shared(tree)) is not None:
-                raise ValueError(
-                    f"the {what} shares the memory of the lane's network at {place or 'its only value'}, which the "
-                    "next client's turn overwrites: take a copy, as weights(network) does"
-                )
-        _claims_checked(reply.claims, side.size)
-        # what has no value in this turn (0 of 0) is not part of the mean
-        metrics = {name: float(value) for name, value in reply.metrics.items() if math.isfinite(value)}
-        reply = Reply(reply.upload, reply.state, metrics, reply.claims)
-        return Outcome(job.client, side.size, reply, state if reply.state is KEEP else reply.state, lane.meter.take())
+        with lane.at_work():
+            outcome = _turn(lane, job)
+            synchronise(lane.engine.device)  # whoever reads the reply next may do so from another stream
+        return outcome
     except Exception as error:
         where = f"{type(method).__name__}, round {job.round}, exchange {job.exchange}, client {job.client}"
         cause = f"{type(error).__name__}: {error}"
         raise ClientError(
             f"{where}, task {job.task!r}: {cause}\n{''.join(traceback.format_tb(error.__traceback__)[1:])}"
         ) from error
+
+
+def _turn(lane: Lane, job: Job) -> Outcome:
+    """``perform`` without its errors' dress."""
+    method, state = lane.engine.method, job.state
+    if not job.joined:
+        state = method.join(lane.client(job.client, None, job.round, job.exchange, role="join"))
+        trees.check(state, "join's state")
+    side = lane.client(job.client, state, job.round, job.exchange)
+    written = trees.writes(job.message) + trees.writes(state)
+    reply = method.client(job.task, job.message, side)
+    if not isinstance(reply, Reply):
+        raise TypeError(f"client() must return a Reply, not {type(reply).__name__}")
+    if trees.writes(job.message) + trees.writes(state) != written:
+        raise ValueError("the message or the client's state was written in place; both belong to others: clone first")
+    trees.check(reply.upload, "upload")
+    if (bad := trees.first_non_finite(reply.upload)) is not None:
+        raise FloatingPointError(f"the upload is not finite at {bad or 'its only value'}")
+    if reply.state is not KEEP:
+        trees.check(reply.state, "state")
+    for what, tree in (("upload", reply.upload), ("state", None if reply.state is KEEP else reply.state)):
+        if (place := lane.shared(tree)) is not None:
+            raise ValueError(
+                f"the {what} shares the memory of the lane's network at {place or 'its only value'}, which the "
+                "next client's turn overwrites: take a copy, as weights(network) does"
+            )
+    _claims_checked(reply.claims, side.size)
+    # what has no value in this turn (0 of 0) is not part of the mean
+    metrics = {name: float(value) for name, value in reply.metrics.items() if math.isfinite(value)}
+    reply = Reply(reply.upload, reply.state, metrics, reply.claims)
+    return Outcome(job.client, side.size, reply, state if reply.state is KEEP else reply.state, lane.meter.take())
 
 
 class Executor(Protocol):
@@ -147,32 +152,31 @@ class Serial:
 
 
 class Threads:
-    """``lanes`` clients at once on one device, each on a lane of its own; the largest clients start first."""
+    """``lanes`` clients at once on one device, each lane a thread with networks and recordings of its own.
+
+    Clients are dealt out before they start, the largest first, each to the lane with the least to do.  So with full
+    participation a client meets the same lane in every round, and its odd last batch is recorded once.
+    """
 
     def __init__(self, engine: Engine, lanes: int) -> None:
         self.lanes = lanes
-        self._free: queue.SimpleQueue[Lane] = queue.SimpleQueue()
-        for _ in range(lanes):
-            self._free.put(Lane(engine))
+        self._lanes = [Lane(engine) for _ in range(lanes)]
         # torch's thread count is set once for each thread that calls into it
-        self._pool = ThreadPoolExecutor(lanes, "lane", initializer=lambda: torch.set_num_threads(1))
-
-    def _perform(self, job: Job) -> Outcome:
-        lane = self._free.get()
-        try:
-            return perform(lane, job)
-        finally:
-            self._free.put(lane)
+        one = lambda: torch.set_num_threads(1)  # noqa: E731
+        self._threads = [ThreadPoolExecutor(1, f"lane-{i}", initializer=one) for i in range(lanes)]
 
     def run(self, jobs: Sequence[Job], sizes: Mapping[int, int]) -> list[Outcome]:
-        started = {
-            job.client: self._pool.submit(self._perform, job)
-            for job in sorted(jobs, key=lambda job: (-sizes[job.client], job.client))
-        }
+        load = [0] * self.lanes
+        started = {}
+        for job in sorted(jobs, key=lambda job: (-sizes[job.client], job.client)):
+            lane = min(range(self.lanes), key=lambda i: (load[i], i))
+            load[lane] += sizes[job.client]
+            started[job.client] = self._threads[lane].submit(perform, self._lanes[lane], job)
         return _settle([started[client] for client in sorted(started)])
 
     def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        for thread in self._threads:
+            thread.shutdown(cancel_futures=True)
 
 
 _LANE: Lane | None = None  # of this worker process

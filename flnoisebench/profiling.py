@@ -13,9 +13,12 @@ import torch
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait for the device, so that a clock read next measures work done and not work queued."""
+    """Wait for the current stream, so that a clock read next measures work done and not work queued.
+
+    The stream and not the device: another lane may be recording, which a wait for the device would break.
+    """
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        torch.cuda.current_stream(device).synchronize()
 
 
 class Meter:

@@ -108,6 +108,7 @@ def build_engine(
     told: Mapping[str, float],
     seed: int,
     deterministic: bool,
+    capture: bool,
     device: torch.device | str = "cpu",
 ) -> Engine:
     """An engine from what can be sent to another process.  No true label among it."""
@@ -127,6 +128,7 @@ def build_engine(
         told=told,
         seed=seed,
         device=device,
+        capture=capture,
     )
 
 
@@ -150,6 +152,7 @@ def prepare(
     device: str = "auto",
     lanes: int | None = None,
     executor: str = "auto",
+    capture: bool = True,
     arrays: Arrays | None = None,
     scene: tuple[scenario.Scenario, scenario.Truth] | None = None,
 ) -> Run:
@@ -166,6 +169,7 @@ def prepare(
     return Run(
         settings, method_class, dataset, arrays, *scene, folder=settings.folder(out), device=place, lanes=lanes,
         executor=executor,
+        capture=capture,
     )  # fmt: skip
 
 
@@ -249,6 +253,7 @@ class Run:
         device: torch.device,
         lanes: int | None = None,
         executor: str = "auto",
+        capture: bool = True,
     ) -> None:
         self.settings = settings
         self.folder = folder
@@ -274,6 +279,7 @@ class Run:
             self.told,
             settings.seed,
             settings.deterministic,
+            capture,
         )
         self._sizes = {client: len(rows) for client, rows in enumerate(self._blueprint[5])}
         self.engine = build_engine(*self._blueprint, device=device)

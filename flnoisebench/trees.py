@@ -95,8 +95,34 @@ def nbytes(tree: Tree) -> int:
     return total
 
 
+def vectors(tree: Tree) -> tuple[Any, list[torch.Tensor]] | None:
+    """(layout, the 1-D tensors behind it) when every leaf of a tree is a view and the views fill those tensors.
+
+    Trees of one layout can be averaged, compared or copied a vector at a time: three kernels where a ResNet-18 has
+    122 tensors.  None for every other tree.
+    """
+    bases: dict[int, torch.Tensor] = {}
+    order: dict[int, int] = {}
+    layout = []
+    filled = 0
+    for path, leaf in leaves(tree):
+        base = leaf._base if isinstance(leaf, torch.Tensor) else None
+        if base is None or base.dim() != 1 or not base.is_contiguous() or base.dtype != leaf.dtype:
+            return None
+        place = order.setdefault(id(base), len(order))
+        bases[id(base)] = base
+        filled += leaf.numel()
+        layout.append((path, place, leaf.storage_offset() - base.storage_offset(), leaf.shape, leaf.stride()))
+    if not layout or filled != sum(base.numel() for base in bases.values()):
+        return None
+    return tuple(layout), list(bases.values())
+
+
 def first_non_finite(tree: Tree) -> str | None:
     """The path of the first NaN or infinity, or None.  One device transfer in all."""
+    whole = vectors(tree)
+    if whole is not None and all(bool(base.isfinite().all()) for base in whole[1] if base.is_floating_point()):
+        return None
     paths, flags = [], []
     for path, leaf in leaves(tree):
         if isinstance(leaf, float) and not math.isfinite(leaf):

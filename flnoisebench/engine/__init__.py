@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
@@ -18,8 +20,9 @@ import torch
 
 from flnoisebench import api, streams, trees
 from flnoisebench.api import Batch, Fit, Method, Optimiser, Protocol
-from flnoisebench.engine import training
+from flnoisebench.engine import losses, steps, training
 from flnoisebench.engine.batches import Feed, cut
+from flnoisebench.engine.flat import FlatNetwork
 from flnoisebench.engine.images import DeviceImages, Look
 from flnoisebench.models import Encoder, build_encoder
 from flnoisebench.profiling import Meter
@@ -28,6 +31,7 @@ from flnoisebench.trees import Tree
 __all__ = ["DeviceImages", "Engine", "Lane", "Look", "initialised", "make_deterministic"]
 
 _GLOBAL_GENERATOR = threading.Lock()
+MOST_SESSIONS = 32  # kinds of fit calls that a lane remembers; each keeps its static tensors and recordings
 
 
 def initialised(build: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Module:
@@ -57,7 +61,8 @@ class Engine:
     """Everything the lanes of one device share.
 
     pixels: uint8 [n, C, H, W] of all training images.  given: int64 [n] given labels.  positions: one int64 array
-    of store rows a client.  public: uint8 images or None.  told: facts that the method's card declares.
+    of store rows a client.  public: uint8 images or None.  told: facts that the method's card declares.  capture:
+    record training steps and replay them, where the device can.
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class Engine:
         told: Mapping[str, float] | None = None,
         seed: int = 0,
         device: torch.device | str = "cpu",
+        capture: bool = True,
     ) -> None:
         self.method = method
         self.protocol = protocol
@@ -87,11 +93,18 @@ class Engine:
         self.given = given.to(self.device)
         self.positions = [torch.as_tensor(np.array(rows), dtype=torch.int64) for rows in positions]
         self.clients = len(self.positions)
+        self.largest = max(rows.numel() for rows in self.positions)
+        self.capture = capture and self.device.type == "cuda"
         self.public = None
         if public is not None:
             store = public.to(self.device)
             self.public = DeviceImages(store, torch.arange(len(store), device=self.device), look)
-        self.batchnorm = training.has_batchnorm(self.network(("structure",)))
+        if self.device.type == "cuda":
+            # torch loads its CUDA linear algebra at the first call, which two lanes must not make at once ("lazy
+            # wrapper should be called at most once")
+            torch.linalg.cholesky_ex(torch.eye(2, device=self.device))
+            torch.linalg.eigh(torch.eye(2, device=self.device))
+        self.batchnorm = losses.has_batchnorm(self.network(("structure",)))
 
     def network(self, stream: tuple[streams.Name, ...]) -> torch.nn.Module:
         """The method's network, initialised from the stream, on the device."""
@@ -120,24 +133,112 @@ class Lane:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.meter = Meter()
+        # a stream of its own: lanes run at once, and recordings need one that is not the default
+        self.stream = torch.cuda.Stream(engine.device) if engine.device.type == "cuda" else None
         self._networks: dict[str, torch.nn.Module] = {}
+        self._sessions: OrderedDict[Any, steps.Session] = OrderedDict()
+        self._optimisers: OrderedDict[Any, tuple[steps.Leaves, torch.optim.Optimizer]] = OrderedDict()
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Everything inside goes to the lane's stream, after what was asked of the current one and before what
+        will be."""
+        if self.stream is None:
+            yield
+            return
+        outside = torch.cuda.current_stream(self.engine.device)
+        self.stream.wait_stream(outside)
+        with torch.cuda.stream(self.stream):
+            yield
+        outside.wait_stream(self.stream)
 
     def network(self, weights: Tree, name: str, stream: tuple[streams.Name, ...], frozen: bool) -> torch.nn.Module:
-        if weights is None or name not in self._networks:
-            network = self.engine.network((*stream, name))
-            for module in network.modules():
-                if isinstance(module, Encoder):
-                    module.register_forward_pre_hook(self._count)
-            self._networks[name] = network
+        """The network of this name; always the same object, so that recordings find its tensors where they were."""
+        if name not in self._networks or weights is None:
+            fresh = self.engine.network((*stream, name))
+            if name in self._networks:
+                weights = fresh.state_dict()
+            else:
+                FlatNetwork(fresh)
+                for module in fresh.modules():
+                    if isinstance(module, Encoder):
+                        module.register_forward_pre_hook(self._count)
+                self._networks[name] = fresh
         network = self._networks[name]
         if weights is not None:
             try:
-                network.load_state_dict(weights)
-            except (RuntimeError, AttributeError, TypeError) as error:
+                network._flat.load(weights)  # type: ignore[union-attr, operator]
+            except (ValueError, RuntimeError, AttributeError, TypeError) as error:
                 raise ValueError(f"model(name={name!r}): these are not the network's weights: {error}") from error
         network.train(not frozen)
         network.requires_grad_(not frozen)
         return network
+
+    def session(
+        self,
+        network: torch.nn.Module,
+        loss: api.Loss,
+        *,
+        feed: Feed,
+        others: Mapping[str, Feed],
+        labels: torch.Tensor,
+        sample: Mapping[str, torch.Tensor],
+        draw: Mapping[str, torch.Tensor],
+        given: Tree,
+        frozen: Mapping[str, torch.nn.Module],
+        carry: Tree,
+        optimiser: Optimiser,
+        precision: str,
+    ) -> steps.Session:
+        """The session for this call of ``fit``, begun: a remembered one where such a call was made before."""
+        build = optimiser.name, optimiser.momentum, optimiser.weight_decay
+        trained = steps.structure(network)
+        known = self._optimisers.get((trained, build))
+        if known is None:
+            leaves = steps.Leaves(network)
+            recorded = self.engine.capture and leaves.made_here
+            if self.engine.capture and not leaves.made_here:
+                steps.say_once("foreign network", "a network that model() did not make is trained step by step")
+            known = leaves, steps.make_optimiser(leaves.parameters, optimiser, recorded=recorded)
+            _remember(self._optimisers, (trained, build), known)
+        leaves, stepper = known
+        recorded = self.engine.capture and leaves.made_here
+        rows = self.engine.largest if feed.images.pixels is self.engine.pixels else feed.images.size
+        key = (
+            *(loss, trained, build, precision, rows, feed.views),
+            *(tuple(sample), tuple(draw), steps.room(draw), labels.dtype, labels.shape[1:]),
+            *(tuple((name, other.sizes[0], other.views) for name, other in others.items()),),
+            *(steps.describe([value[:0] for value in (*sample.values(), *draw.values())]),),
+            *(steps.describe(given), steps.describe(carry)),
+            *(tuple((name, steps.structure(net)) for name, net in frozen.items()),),
+        )
+        session = self._sessions.get(key) if recorded else None
+        if session is None:
+            session = steps.make_session(
+                network,
+                loss,
+                feed=feed,
+                others=others,
+                labels=labels,
+                sample=sample,
+                draw=draw,
+                given=given,
+                frozen=frozen,
+                carry=carry,
+                leaves=leaves,
+                optimiser=stepper,
+                precision=precision,
+                rows=rows,
+                stream=self.stream if recorded else None,
+                meter=self.meter,
+            )
+            if recorded:
+                _remember(self._sessions, key, session)
+        session.begin(
+            feed=feed, others=others, labels=labels, sample=sample, draw=draw, given=given, carry=carry,
+            lr=optimiser.lr,
+        )  # fmt: skip
+        return session
 
     def shared(self, tree: Tree) -> str | None:
         """The path of the first tensor that lies in the memory of one of the lane's networks, or None."""
@@ -163,6 +264,13 @@ class Lane:
     def server(self, round: int, exchange: int, role: str) -> ServerSide:
         """role: init, plan, aggregate or predict: each call has streams of its own."""
         return ServerSide(self, round, exchange, role)
+
+
+def _remember(cache: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+    """Keep the latest MOST_SESSIONS."""
+    cache[key] = value
+    while len(cache) > MOST_SESSIONS:
+        cache.popitem(last=False)
 
 
 class _Side(api.Side):
@@ -259,8 +367,8 @@ class _Side(api.Side):
         last_batch: str | None = None,
         stream: str = "fit",
     ) -> Fit:
-        training.refuse_closure(loss)
-        training.check_frozen(frozen or {})
+        losses.refuse_closure(loss)
+        losses.check_frozen(frozen or {})
         images = self._images(data)
         device = images.pixels.device
         labels = self._own_labels(images) if labels is None else labels.to(device)
@@ -284,14 +392,15 @@ class _Side(api.Side):
             result = training.fit(
                 network,
                 loss,
+                lane=self._lane,
                 feed=feed,
                 others=others,
                 labels=labels,
                 sample=self._rows(sample, images.size, "sample"),
                 draw=self._rows(draw, steps, "draw"),
-                given=training.as_tensors(given, device, "given"),
+                given=losses.as_tensors(given, device, "given"),
                 frozen=frozen or {},
-                carry=training.as_tensors(carry, device, "carry"),
+                carry=losses.as_tensors(carry, device, "carry"),
                 steps=steps,
                 optimiser=optimiser or self.protocol.optimiser_at(self.round),
                 precision=self.protocol.precision,
@@ -326,7 +435,7 @@ class _Side(api.Side):
         given: Tree = None,
         stream: str = "apply",
     ) -> Tree:
-        training.check_frozen(frozen or {})
+        losses.check_frozen(frozen or {})
         if view not in ("plain", "train"):
             raise ValueError(f"apply: view must be 'plain' or 'train', not {view!r}")
         images = self._images(data)
@@ -340,7 +449,7 @@ class _Side(api.Side):
                 subset=self._subset(images, subset, "apply"),
                 rng=rng,
                 frozen=frozen or {},
-                given=training.as_tensors(given, device, "given"),
+                given=losses.as_tensors(given, device, "given"),
                 precision=self.protocol.precision,
             )
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
-from flnoisebench.engine.images import DeviceImages
+from flnoisebench.engine.images import DeviceImages, Look
 
 
 def cut(size: int, batch: int, last_batch: str, lone_is_bad: bool) -> tuple[int, ...]:
@@ -52,38 +55,55 @@ class Feed:
         self.images, self.subset, self.sizes, self.views, self.rng = images, subset.cpu(), sizes, views, rng
         self.used = sum(sizes)
 
-    def __iter__(self) -> Iterator[tuple[torch.Tensor, tuple[torch.Tensor, ...]]]:
-        """(positions [B], views) of one batch after the other."""
+    def chunks(self, capacity: int) -> Iterator[Chunk]:
+        """Chunk after chunk of whole batches, at most ``capacity`` images each (or one batch, if that is more)."""
         look, device = self.images.look, self.images.pixels.device
-        epoch = 0
-        while True:
+        augment = self.views > 0 and look.augments
+        for epoch in itertools.count():
             order = torch.randperm(self.subset.numel(), generator=self.rng(epoch, "order"))[: self.used]
-            index = self.subset[order].to(device)
-            augment = self.views > 0 and look.augments
-            offsets: list[torch.Tensor | None] = [None] * max(self.views, 1)
-            flips: list[torch.Tensor | None] = [None] * max(self.views, 1)
-            if augment:
-                generator = self.rng(epoch, "augment")
-                for view in range(self.views):
-                    if look.crop_padding:
-                        high = 2 * look.crop_padding + 1
-                        offsets[view] = torch.randint(high, (self.used, 2), generator=generator).to(device)
-                    if look.flip:
-                        flips[view] = (torch.rand(self.used, generator=generator) < 0.5).to(device)
-            start = 0
-            for size in self.sizes:
-                part = slice(start, start + size)
-                start += size
+            index = self.subset[order].to(device, non_blocking=True)
+            looks = draw_looks(look, self.used, self.views, self.rng(epoch, "augment"), device) if augment else []
+            start, first, waiting = 0, True, list(self.sizes)
+            while waiting:
+                sizes = [waiting.pop(0)]
+                while waiting and sum(sizes) + waiting[0] <= capacity:
+                    sizes.append(waiting.pop(0))
+                part = slice(start, start + sum(sizes))
+                start = part.stop
                 rows = index[part]
-                yield (
-                    rows,
-                    tuple(
-                        self.images.augmented(
-                            rows, None if offset is None else offset[part], None if flip is None else flip[part]
-                        )
-                        if augment
-                        else self.images.plain(rows)
-                        for offset, flip in zip(offsets, flips, strict=True)
-                    ),
-                )
-            epoch += 1
+                views = [self.images.augmented(rows, *one.of(part)) for one in looks] or [self.images.plain(rows)]
+                yield Chunk(first, sizes, rows, views)
+                first = False
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some batches of an epoch in its order."""
+
+    first: bool  # of its epoch
+    sizes: list[int]  # of the batches
+    index: torch.Tensor  # int64 [k], positions in the handle
+    views: list[torch.Tensor]  # each float [k, C, H, W]
+
+
+class Looks(NamedTuple):
+    """One view's augmentation of an epoch: crop offsets int64 [n, 2] and flips bool [n], or None for either."""
+
+    offset: torch.Tensor | None
+    flip: torch.Tensor | None
+
+    def of(self, part: slice) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        return (None if self.offset is None else self.offset[part], None if self.flip is None else self.flip[part])
+
+
+def draw_looks(look: Look, count: int, views: int, generator: torch.Generator, device: torch.device) -> list[Looks]:
+    """The augmentation of ``count`` images, view by view."""
+    drawn = []
+    for _ in range(views):
+        offset = flip = None
+        if look.crop_padding:
+            offset = torch.randint(2 * look.crop_padding + 1, (count, 2), generator=generator).to(device)
+        if look.flip:
+            flip = (torch.rand(count, generator=generator) < 0.5).to(device)
+        drawn.append(Looks(offset, flip))
+    return drawn

@@ -1,0 +1,263 @@
+"""How fast local training is, against the bare step, and what the rest of a round costs.
+
+    python benchmarks/engine.py step          # (a) local training of a real round against the bare step
+    python benchmarks/engine.py round         # (b, c) seconds a round by part; FedCova's ratio to FedAvg
+    python benchmarks/engine.py memory        # (d) device memory over rounds, and 10,000 clients against 20
+    python benchmarks/engine.py determinism   # (e) repeatable kernels on and off
+    python benchmarks/engine.py devices       # (f) one run on 1, 2, 4 GPUs
+    python benchmarks/engine.py exact         # recorded against eager, lanes, resume: the same bits
+
+The bare step is a forward pass, a backward pass and SGD on one resident batch, recorded once and replayed, with the
+same batch size, precision and number of lanes in the same process: what the card can do.  Local training is the wall
+time in which all clients of a round train, with loading of weights, shuffling, augmentation and odd last batches.
+Images are CIFAR-10's under --data-root, or random ones of its shape: speed does not depend on what is in them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flnoisebench import runtime
+from flnoisebench.api import Arrays
+from flnoisebench.engine import make_deterministic
+from flnoisebench.models import build_encoder
+from flnoisebench.profiling import synchronise
+from flnoisebench.records import RoundRecord
+from flnoisebench.registry import load_dataset
+from flnoisebench.settings import resolve
+
+
+def images(arguments: argparse.Namespace) -> Arrays:
+    if arguments.data_root is not None:
+        return load_dataset("cifar10").load(arguments.data_root)
+    draw = torch.Generator().manual_seed(0)
+    count = arguments.images
+
+    def random(n: int) -> torch.Tensor:
+        return torch.randint(256, (n, 3, 32, 32), generator=draw, dtype=torch.uint8)
+
+    labels = torch.arange(count) % 10
+    return Arrays(random(count), labels, random(count // 5), labels[: count // 5])
+
+
+def device_of(arguments: argparse.Namespace) -> torch.device:
+    return runtime.pick_device(arguments.device)
+
+
+def bare_step(arguments: argparse.Namespace, batch: int, lanes: int, steps: int) -> float:
+    """Images a second of the bare step on ``lanes`` streams at once."""
+    device = device_of(arguments)
+    work = []
+    for _ in range(lanes):
+        encoder = build_encoder(arguments.model, (3, 32, 32), 10)
+        network = torch.nn.Sequential(encoder, torch.nn.Linear(encoder.width, 10)).to(device)
+        network = network.to(memory_format=torch.channels_last)
+        x = torch.randn(batch, 3, 32, 32, device=device).contiguous(memory_format=torch.channels_last)
+        y = torch.arange(batch, device=device) % 10
+        optimiser = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4, fused=True)
+
+        def once(network: Any = network, x: Any = x, y: Any = y, optimiser: Any = optimiser) -> None:
+            optimiser.zero_grad(set_to_none=False)
+            enabled = arguments.precision == "bf16"
+            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled, cache_enabled=False):
+                loss = torch.nn.functional.cross_entropy(network(x).float(), y)
+            loss.backward()
+            optimiser.step()
+
+        if device.type == "cuda":
+            stream = torch.cuda.Stream(device)
+            with torch.cuda.stream(stream):
+                for _ in range(3):
+                    once()
+                stream.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=stream):
+                    once()
+            work.append((graph.replay, stream))
+        else:
+            once()
+            work.append((once, None))
+
+    def lane(step: Any, stream: Any) -> None:
+        torch.set_num_threads(1)
+        if stream is None:
+            for _ in range(steps):
+                step()
+            return
+        with torch.cuda.stream(stream):
+            for _ in range(steps):
+                step()
+            stream.synchronize()
+
+    rates = []
+    for _ in range(3):
+        threads = [threading.Thread(target=lane, args=one) for one in work]
+        start = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        rates.append(lanes * steps * batch / (time.perf_counter() - start))
+    return statistics.median(rates)
+
+
+def measured_run(arguments: argparse.Namespace, arrays: Arrays, rounds: int, **options: Any) -> list[RoundRecord]:
+    """The records of a run on ``arrays``; options are resolve's and prepare's."""
+    place = {name: options.pop(name) for name in ("lanes", "executor", "capture") if name in options}
+    changes = [f"protocol.model={arguments.model}", *options.pop("changes", ())]
+    settings = resolve(
+        dataset="cifar10", rounds=rounds, precision=arguments.precision, changes=changes, **options
+    )  # fmt: skip
+    records: list[RoundRecord] = []
+    with tempfile.TemporaryDirectory() as out:
+        run = runtime.prepare(
+            settings, data_root=Path(out), out=Path(out), device=arguments.device, arrays=arrays, **place
+        )
+        run.execute(records.append)
+    return records
+
+
+def typical(records: list[RoundRecord], part: str, skip: int) -> float:
+    return statistics.median(record.seconds.get(part, 0.0) for record in records[skip:])
+
+
+def step(arguments: argparse.Namespace) -> None:
+    arrays = images(arguments)
+    print("batch lanes   bare img/s   local training img/s   share   full round s")
+    for batch in arguments.batch:
+        for lanes in arguments.lanes:
+            bare = bare_step(arguments, batch, lanes, max(20, 20000 // batch // lanes))
+            records = measured_run(
+                arguments, arrays, arguments.rounds, method="fedavg", lanes=lanes, changes=[f"protocol.batch={batch}"]
+            )
+            # the wall time of all fit calls: their sum over lanes, by the lanes at work
+            local = records[-1].images["trained"] / typical(records, "clients", 2)
+            print(
+                f"{batch:5} {lanes:5} {bare:12,.0f} {local:22,.0f} {local / bare:7.1%} "
+                f"{typical(records, 'round', 2):14.3f}",
+                flush=True,
+            )
+
+
+def round_(arguments: argparse.Namespace) -> None:
+    arrays = images(arguments)
+    seconds = {}
+    for method in arguments.method:
+        records = measured_run(arguments, arrays, arguments.rounds, method=method, lanes=max(arguments.lanes))
+        parts = sorted({part for record in records for part in record.seconds})
+        seconds[method] = typical(records, "round", 2)
+        print(f"{method}: {records[-1].images}, first round {records[0].seconds['round']:.1f} s")
+        print("  " + ", ".join(f"{part} {typical(records, part, 2):.4f}" for part in parts))
+        print(f"  500 rounds: {500 * seconds[method] / 60:.1f} min; accuracy {records[-1].accuracy} %", flush=True)
+    if "fedavg" in seconds:
+        for method, value in seconds.items():
+            print(f"{method} / fedavg = {value / seconds['fedavg']:.2f}")
+
+
+def memory(arguments: argparse.Namespace) -> None:
+    arrays = images(arguments)
+    device = device_of(arguments)
+    settings = resolve(dataset="cifar10", method="fedavg", rounds=arguments.rounds, precision=arguments.precision,
+                       changes=[f"protocol.model={arguments.model}"])  # fmt: skip
+    held = []
+    with tempfile.TemporaryDirectory() as out:
+        run = runtime.prepare(settings, data_root=Path(out), out=Path(out), device=arguments.device, arrays=arrays,
+                              lanes=max(arguments.lanes))  # fmt: skip
+
+        def look(record: RoundRecord) -> None:
+            synchronise(device)
+            held.append(torch.cuda.memory_allocated(device) if device.type == "cuda" else record.peak_memory)
+
+        run.execute(look)
+    early = min(4, len(held) - 1)
+    print(f"allocated after round {early + 1}: {held[early]:,} B, after round {len(held)}: {held[-1]:,} B, "
+          f"difference {held[-1] - held[early]:,} B")  # fmt: skip
+    for clients, share in ((20, 1.0), (arguments.clients, 20 / arguments.clients)):
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
+        records = measured_run(
+            arguments, arrays, 4, method="fedavg", lanes=max(arguments.lanes), clients=clients,
+            partition_changes={"law": "iid"}, changes=[f"protocol.participation={share}", "protocol.batch=4"],
+        )  # fmt: skip
+        print(f"{clients} clients, 20 a round: peak {records[-1].peak_memory:,} B", flush=True)
+
+
+def determinism(arguments: argparse.Namespace) -> None:
+    arrays = images(arguments)
+    for on in (True, False):
+        records = measured_run(
+            arguments, arrays, arguments.rounds, method="fedavg", lanes=max(arguments.lanes), deterministic=on
+        )
+        print(f"repeatable kernels {'on' if on else 'off'}: {typical(records, 'round', 2):.3f} s a round", flush=True)
+    make_deterministic(arguments.precision)
+
+
+def devices(arguments: argparse.Namespace) -> None:
+    arrays = images(arguments)
+    counts = [count for count in (1, 2, 4, 8) if count <= max(1, torch.cuda.device_count())]
+    alone = None
+    for count in counts:
+        records = measured_run(
+            arguments, arrays, arguments.rounds, method="fedavg", executor="processes",
+            lanes=count * arguments.processes,
+        )  # fmt: skip
+        seconds = typical(records, "round", 2)
+        alone = alone or seconds
+        workers = f"{count} GPUs, {arguments.processes} processes each"
+        print(f"{workers}: {seconds:.3f} s a round, {alone / seconds:.2f} times", flush=True)
+
+
+def exact(arguments: argparse.Namespace) -> None:
+    arrays = images(arguments)
+    for method in arguments.method:
+        found = {}
+        for name, place in (
+            ("eager", {"lanes": 1, "capture": False}),
+            ("recorded, 1 lane", {"lanes": 1}),
+            ("recorded, 4 lanes", {"lanes": 4}),
+        ):
+            records = measured_run(arguments, arrays, arguments.rounds, method=method, **place)
+            found[name] = records[-1].digest
+            print(
+                f"{method}, {name}: digest {found[name][:16]}, {typical(records, 'round', 0):.3f} s a round", flush=True
+            )
+        print(f"{method}: {'the same bits' if len(set(found.values())) == 1 else 'DIFFERENT BITS'}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("step", "round", "memory", "determinism", "devices", "exact"))
+    parser.add_argument("--device", default="auto", help="(default: %(default)s)")
+    parser.add_argument("--model", default="resnet18", help="(default: %(default)s)")
+    parser.add_argument("--precision", default="bf16", help="fp32, tf32 or bf16 (default: %(default)s)")
+    parser.add_argument("--batch", type=int, nargs="+", default=[64, 128, 256, 512], help="(default: %(default)s)")
+    parser.add_argument("--lanes", type=int, nargs="+", default=[1, 2, 4], help="(default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=6, help="rounds of each run (default: %(default)s)")
+    parser.add_argument("--method", nargs="+", default=["fedavg", "fedcova"], help="(default: %(default)s)")
+    parser.add_argument("--clients", type=int, default=10000, help="for memory (default: %(default)s)")
+    parser.add_argument("--processes", type=int, default=1, help="a GPU, for devices (default: %(default)s)")
+    parser.add_argument("--images", type=int, default=50000, help="random training images (default: %(default)s)")
+    parser.add_argument("--data-root", type=Path, help="where CIFAR-10's files lie (default: random images)")
+    arguments = parser.parse_args()
+    place = device_of(arguments)
+    card = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
+    facts = {"device": card, "torch": torch.__version__, "precision": arguments.precision, "model": arguments.model,
+             "commit": runtime.environment(place, "", 0, "")["commit"]}  # fmt: skip
+    print(json.dumps(facts))
+    {"step": step, "round": round_, "memory": memory, "determinism": determinism, "devices": devices, "exact": exact}[
+        arguments.what
+    ](arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""A network whose parameters, gradients and buffers lie in a few flat vectors.
+
+Loading the round's model, resetting the momentum, one optimiser step, and copying the result out are then a few
+large kernels each, where a ResNet-18 has 122 tensors.  The module keeps working as it is: its tensors become views
+into the vectors and are only ever copied into, never rebound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from flnoisebench.trees import Tree, vectors
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Where a tensor of the state dict lies: which vector, from where, and how it is laid out there."""
+
+    vector: str
+    start: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+    def of(self, vector: torch.Tensor) -> torch.Tensor:
+        return vector.as_strided(self.shape, self.stride, self.start)
+
+
+class FlatNetwork:
+    """Flattens ``network`` in place.  vectors: by "parameter" or "buffer" and dtype, 1-D, on the network's device."""
+
+    def __init__(self, network: torch.nn.Module) -> None:
+        self.network = network
+        self.vectors: dict[str, torch.Tensor] = {}
+        self._slots: dict[str, _Slot] = {}
+        kinds = {id(parameter) for parameter in network.parameters()}
+        placed: dict[int, _Slot] = {}  # tied tensors share a slot
+        sizes: dict[str, int] = {}
+        tensors = network.state_dict(keep_vars=True)
+        for name, tensor in tensors.items():
+            if id(tensor) not in placed:
+                vector = f"{'parameter' if id(tensor) in kinds else 'buffer'} {tensor.dtype}".replace("torch.", "")
+                start = sizes.get(vector, 0)
+                # dense in its own order of dimensions: channels_last filters stay channels_last
+                stride = tensor.stride() if _is_dense(tensor) else torch.empty(tensor.shape).stride()
+                placed[id(tensor)] = _Slot(vector, start, tensor.shape, stride)
+                sizes[vector] = start + tensor.numel()
+            self._slots[name] = placed[id(tensor)]
+        device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
+        for vector, size in sizes.items():
+            dtype = getattr(torch, vector.split()[1])
+            self.vectors[vector] = torch.zeros(size, dtype=dtype, device=device)
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                view = self._slots[name].of(self.vectors[self._slots[name].vector])
+                view.copy_(tensor)
+                tensor.data = view
+        self._whole = vectors({name: slot.of(self.vectors[slot.vector]) for name, slot in self._slots.items()})
+        # one leaf a parameter vector, for the optimiser; its gradient is where the module's gradients accumulate
+        self.leaves: list[torch.nn.Parameter] = []
+        self.gradients: list[torch.Tensor] = []
+        for vector, values in self.vectors.items():
+            if not vector.startswith("parameter"):
+                continue
+            leaf = torch.nn.Parameter(values)
+            leaf.grad = torch.zeros_like(values)
+            self.leaves.append(leaf)
+            self.gradients.append(leaf.grad)
+            for name, tensor in tensors.items():
+                if self._slots[name].vector == vector and isinstance(tensor, torch.nn.Parameter):
+                    tensor.grad = self._slots[name].of(leaf.grad)
+        network._flat = self  # type: ignore[assignment]  # api.weights finds the fast copy here
+
+    def load(self, weights: Tree) -> None:
+        """Copy a state dict in.  Raises ValueError naming what is missing, unknown or of another shape."""
+        if not isinstance(weights, dict) or weights.keys() != self._slots.keys():
+            given = set(weights) if isinstance(weights, dict) else set()
+            missing, unknown = sorted(self._slots.keys() - given), sorted(given - self._slots.keys())
+            raise ValueError(f"missing {missing[:3] or 'nothing'}, unknown {unknown[:3] or 'nothing'}")
+        for name, slot in self._slots.items():
+            if weights[name].shape != slot.shape:
+                raise ValueError(f"{name} has shape {list(weights[name].shape)}, not {list(slot.shape)}")
+        with torch.no_grad():
+            whole = vectors(weights)
+            if whole is not None and self._whole is not None and whole[0] == self._whole[0]:
+                for values, new in zip(self._whole[1], whole[1], strict=True):
+                    values.copy_(new)
+                return
+            for name, slot in self._slots.items():
+                slot.of(self.vectors[slot.vector]).copy_(weights[name])
+
+    def copy(self) -> dict[str, torch.Tensor]:
+        """A state dict of its own, as views into copies of the vectors."""
+        copies = {vector: values.clone() for vector, values in self.vectors.items()}
+        return {name: slot.of(copies[slot.vector]) for name, slot in self._slots.items()}
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill a block of memory, in whatever order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True

@@ -1,0 +1,80 @@
+"""What a loss may be, and how it is called: the rules that make a step recordable."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from flnoisebench.trees import Tree
+
+
+def refuse_closure(loss: Callable[..., Any]) -> None:
+    """Raise ValueError unless ``loss`` is a plain module-level function or static method.
+
+    What a closure captures is frozen into a recorded step, silently; so what varies must enter through Batch.
+    """
+    if isinstance(loss, types.MethodType):
+        raise ValueError(
+            f"the loss {loss.__qualname__} is bound to {type(loss.__self__).__name__}; make it a static method or a "
+            "module-level function and pass what it needs as given=, sample= or frozen="
+        )
+    if not isinstance(loss, types.FunctionType):
+        raise ValueError(
+            f"the loss must be a plain function, not {type(loss).__name__} (no partial, no callable object); pass what "
+            "it needs as given=, sample= or frozen="
+        )
+    if loss.__closure__:
+        captured = ", ".join(loss.__code__.co_freevars)
+        raise ValueError(
+            f"the loss {loss.__qualname__} is a closure over {captured}; its value would be frozen into the recorded "
+            f"step. Pass it to fit as given={{...}} (or sample=, draw=, frozen=) and read it from the batch"
+        )
+
+
+def has_batchnorm(network: torch.nn.Module) -> bool:
+    return any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in network.modules())
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    """bf16 where the protocol says so.  The cast cache is off: a recorded step must not depend on it."""
+    if precision != "bf16":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
+
+
+def as_tensors(tree: Tree, device: torch.device, what: str) -> Tree:
+    """The tree on the device, its numbers as fp64 / int64 / bool scalars, so that none is frozen into a step."""
+    if isinstance(tree, dict):
+        return {key: as_tensors(value, device, f"{what}/{key}") for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(as_tensors(value, device, f"{what}/{i}") for i, value in enumerate(tree))
+    if isinstance(tree, torch.Tensor):
+        return tree.to(device)
+    if isinstance(tree, bool):
+        return torch.tensor(tree, device=device)
+    if isinstance(tree, int):
+        return torch.tensor(tree, dtype=torch.int64, device=device)
+    if isinstance(tree, float):
+        return torch.tensor(tree, dtype=torch.float64, device=device)
+    if tree is None:
+        return None
+    raise ValueError(f"{what}: a step takes tensors and numbers, not {type(tree).__name__}")
+
+
+def check_frozen(frozen: Mapping[str, torch.nn.Module]) -> None:
+    for name, network in frozen.items():
+        if network.training or any(parameter.requires_grad for parameter in network.parameters()):
+            raise ValueError(f"frozen network {name!r} is trainable: make it with model(weights, name, frozen=True)")
+
+
+def unpack(result: Any, loss: Callable[..., Any]) -> tuple[torch.Tensor, Tree, dict[str, torch.Tensor]]:
+    """(scalar, carry, rows) of what a loss returned; raises ValueError when it is something else."""
+    value, carry, rows = (*result, None, {})[:3] if isinstance(result, tuple) else (result, None, {})
+    if not isinstance(value, torch.Tensor) or value.dim() != 0:
+        shape = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+        raise ValueError(f"the loss {loss.__qualname__} must return a scalar tensor first, not {shape}")
+    return value, carry, rows or {}
