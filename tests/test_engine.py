@@ -483,7 +483,9 @@ def test_a_network_is_handed_out_anew_with_the_asked_weights_and_gradients_on():
     network.requires_grad_(False).eval()
     again = lane.client(1, None, 0, 1).model(start)
     assert again.training
-    assert all(parameter.requires_grad and parameter.grad is None for parameter in again.parameters())
+    again(torch.ones(4, *lane.engine.shape)).sum().backward()
+    third = lane.client(2, None, 0, 1).model(start)
+    assert all(parameter.requires_grad and not parameter.grad.any() for parameter in third.parameters())
     with pytest.raises(ValueError, match=r"model\(name='main'\): these are not the network's weights"):
         lane.client(2, None, 0, 0).model({"wrong": torch.ones(1)})
 

@@ -170,6 +170,8 @@ class Lane:
                 network._flat.load(weights)  # type: ignore[union-attr, operator]
             except (ValueError, RuntimeError, AttributeError, TypeError) as error:
                 raise ValueError(f"model(name={name!r}): these are not the network's weights: {error}") from error
+        if not frozen:
+            network._flat.forget_gradients()  # type: ignore[union-attr, operator]
         network.train(not frozen)
         network.requires_grad_(not frozen)
         return network

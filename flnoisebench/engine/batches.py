@@ -71,7 +71,9 @@ class Feed:
                 part = slice(start, start + sum(sizes))
                 start = part.stop
                 rows = index[part]
-                views = [self.images.augmented(rows, *one.of(part)) for one in looks] or [self.images.plain(rows)]
+                views = [self.images.augmented(rows, *one.of(part)) for one in looks]
+                if not augment:
+                    views = [self.images.plain(rows)] * max(self.views, 1)
                 yield Chunk(first, sizes, rows, views)
                 first = False
 

@@ -90,6 +90,11 @@ class FlatNetwork:
             for name, slot in self._slots.items():
                 slot.of(self.vectors[slot.vector]).copy_(weights[name])
 
+    def forget_gradients(self) -> None:
+        """Zero, not None: a recorded step adds to these very tensors."""
+        for gradient in self.gradients:
+            gradient.zero_()
+
     def copy(self) -> dict[str, torch.Tensor]:
         """A state dict of its own, as views into copies of the vectors."""
         copies = {vector: values.clone() for vector, values in self.vectors.items()}

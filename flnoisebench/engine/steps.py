@@ -139,13 +139,14 @@ class Leaves:
         self.flats = flats
         self.made_here = all(id(parameter) in covered for parameter in parameters)
         if self.made_here and all(parameter.requires_grad for parameter in parameters):
-            self.parameters = [leaf for flat in flats for leaf in flat.leaves]
+            self.parameters: list[torch.nn.Parameter] = [leaf for flat in flats for leaf in flat.leaves]
         else:
             self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
-            for parameter in self.parameters:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-        self.gradients = [parameter.grad for parameter in self.parameters]
+        self.gradients: list[torch.Tensor] = []
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            self.gradients.append(parameter.grad)
         self.tensors = [vector for flat in flats for vector in flat.vectors.values()]
         if not self.made_here:
             self.tensors += [tensor.detach() for tensor in (*parameters, *network.buffers())]
@@ -229,7 +230,7 @@ class Session:
             views=views,
             y=y,
             index=index,
-            step=self.step[0],
+            step=self.step[0].clone(),  # what a loss keeps of a batch must not move on with the counter
             steps=self.steps,
             sample={name: value.index_select(0, index) for name, value in self.sample.items()},
             draw={name: value.index_select(0, self.row)[0] for name, value in self.draw.items()},

@@ -40,6 +40,8 @@ def fit(
     precision: str,
 ) -> Fit:
     """The training loop behind ``Side.fit``; everything is checked and on the device by now."""
+    if not steps:
+        return Fit(0.0, carry, {name: value.clone() for name, value in sample.items()}, 0)
     network.train()
     with lane.at_work():
         session = lane.session(
