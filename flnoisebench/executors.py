@@ -151,11 +151,50 @@ class Serial:
         pass
 
 
+def deal(clients: Sequence[int], sizes: Mapping[int, int], lanes: int) -> list[list[int]]:
+    """The clients of each lane, with sums of sizes as even as can be, the largest client of a lane first.
+
+    The largest first, each to the lane with the least to do; then the fullest lane gives or swaps clients away while
+    that makes the fullest of the two less full.  With 20 clients on 4 lanes the first step alone leaves lanes idle for
+    some percent of a round.
+    """
+    hands: list[list[int]] = [[] for _ in range(lanes)]
+    load = [0] * lanes
+    for client in sorted(clients, key=lambda client: (-sizes[client], client)):
+        lane = min(range(lanes), key=lambda i: (load[i], i))
+        hands[lane].append(client)
+        load[lane] += sizes[client]
+
+    def improve() -> bool:
+        full = max(range(lanes), key=lambda i: (load[i], -i))
+        for other in sorted(range(lanes), key=lambda i: (load[i], i)):
+            gap = load[full] - load[other]
+            for mine in hands[full]:
+                for theirs in (None, *hands[other]):
+                    moved = sizes[mine] - (0 if theirs is None else sizes[theirs])
+                    if 0 < moved < gap:
+                        hands[full].remove(mine)
+                        hands[other].append(mine)
+                        if theirs is not None:
+                            hands[other].remove(theirs)
+                            hands[full].append(theirs)
+                        load[full] -= moved
+                        load[other] += moved
+                        return True
+        return False
+
+    # each exchange makes the two lanes' loads more even, so this ends by itself; the bound is for huge cohorts
+    for _ in range(100):
+        if not improve():
+            break
+    return [sorted(hand, key=lambda client: (-sizes[client], client)) for hand in hands]
+
+
 class Threads:
     """``lanes`` clients at once on one device, each lane a thread with networks and recordings of its own.
 
-    Clients are dealt out before they start, the largest first, each to the lane with the least to do.  So with full
-    participation a client meets the same lane in every round, and its odd last batch is recorded once.
+    Clients are dealt out before they start, so with full participation a client meets the same lane in every round and
+    its odd last batch is recorded once.
     """
 
     def __init__(self, engine: Engine, lanes: int) -> None:
@@ -166,12 +205,11 @@ class Threads:
         self._threads = [ThreadPoolExecutor(1, f"lane-{i}", initializer=one) for i in range(lanes)]
 
     def run(self, jobs: Sequence[Job], sizes: Mapping[int, int]) -> list[Outcome]:
-        load = [0] * self.lanes
+        by_client = {job.client: job for job in jobs}
         started = {}
-        for job in sorted(jobs, key=lambda job: (-sizes[job.client], job.client)):
-            lane = min(range(self.lanes), key=lambda i: (load[i], i))
-            load[lane] += sizes[job.client]
-            started[job.client] = self._threads[lane].submit(perform, self._lanes[lane], job)
+        for lane, clients in enumerate(deal(sorted(by_client), sizes, self.lanes)):
+            for client in clients:
+                started[client] = self._threads[lane].submit(perform, self._lanes[lane], by_client[client])
         return _settle([started[client] for client in sorted(started)])
 
     def close(self) -> None:

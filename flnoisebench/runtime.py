@@ -625,8 +625,10 @@ def round_to(seconds: float) -> float:
 
 def _chained(previous: str, state: Tree, outcomes: Sequence[Outcome]) -> str:
     """The digest chain over one exchange: the server's state, every upload and every client's state."""
-    parts = [(outcome.client, outcome.reply.upload, outcome.state) for outcome in outcomes]
-    return hashlib.sha256((previous + trees.digest([state, parts])).encode()).hexdigest()
+    parts = [state]
+    for outcome in outcomes:
+        parts += [outcome.client, outcome.reply.upload, outcome.state]
+    return hashlib.sha256((previous + "".join(trees.digests(parts))).encode()).hexdigest()
 
 
 def _federation(scene: scenario.Scenario, truth: scenario.Truth) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -137,13 +138,16 @@ def first_non_finite(tree: Tree) -> str | None:
 
 
 # A digest must be cheap beside training: hashing 20 uploads of a ResNet-18 with SHA-256 costs more than the
-# round (0.9 GB).  So a tensor is first reduced where it lies to two sums of its 32-bit words times keys, in integer
-# arithmetic (exact and order-free, so the same on every device), and only those go through SHA-256.  The keys are odd
-# and well spread, one a position, so no word can change unseen and no two can change places.
+# round (0.9 GB).  So a tree's tensors are first reduced where they lie to two sums of their 32-bit words times keys, in
+# integer arithmetic (exact and order-free, so the same on every device), and only those go through SHA-256.  Keys are
+# odd and well spread, one for each place in each tensor, so no word can change unseen and no two can change places.
 _KEYS: dict[torch.device, torch.Tensor] = {}  # int32 [2, the longest seen so far], made once a device
+_LAID: OrderedDict[Any, list[torch.Tensor]] = OrderedDict()  # keys in the order of a layout's vectors, [2, words] each
+_MOST_LAID = 16
 
 
-def _keys(count: int, device: torch.device) -> torch.Tensor:
+def _keys(count: int, number: int, device: torch.device) -> torch.Tensor:
+    """int32 [2, count]: the keys of the words of the tree's tensor of this number."""
     known = _KEYS.get(device)
     if known is None or known.shape[1] < count:
         position = torch.arange(1 << max(16, (count - 1).bit_length()), dtype=torch.int64, device=device)
@@ -154,16 +158,50 @@ def _keys(count: int, device: torch.device) -> torch.Tensor:
             mixed = (mixed ^ (mixed >> 27)) * -0x6B2FB644ECCEEE15
             lanes.append(((mixed >> 31) | 1).to(torch.int32))
         known = _KEYS[device] = torch.stack(lanes)
-    return known[:, :count]
+    # the tensor's number as one more odd factor, spread over 31 bits
+    return known[:, :count] * ((number * 0x9E3779B1 & 0x7FFFFFFF) | 1)
 
 
-def _fingerprint(tensor: torch.Tensor) -> torch.Tensor:
-    """Two int64 sums over the tensor's bits."""
+def _words(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's bits as int32: 1- and 2-byte types by value, 4- and 8-byte types as they lie."""
     flat = tensor.detach().contiguous().reshape(-1)
-    if flat.element_size() < 4:  # 1- and 2-byte types by value of their bits; 4- and 8-byte types as they lie
+    if flat.element_size() < 4:
         flat = flat.view(torch.uint8 if flat.element_size() == 1 else torch.int16).to(torch.int32)
-    words = flat.view(torch.int32)
-    return (_keys(words.numel(), words.device) * words).sum(1, dtype=torch.int64)
+    return flat.view(torch.int32)
+
+
+def _laid_keys(layout: Any, bases: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The keys of a tree's words in the order in which they lie in its vectors."""
+    key = (layout, tuple((base.numel(), base.dtype, base.device) for base in bases))
+    if key not in _LAID:
+        laid = []
+        for base in bases:
+            words = torch.int32 if base.element_size() == 4 else torch.int64
+            laid.append(torch.zeros((2, base.numel()), dtype=words, device=base.device))
+        for number, (_, place, offset, shape, stride) in enumerate(layout):
+            whole = laid[place]
+            keys = _keys(shape.numel() * whole.element_size() // 4, number, whole.device).contiguous()
+            for lane in range(2):
+                there = whole.as_strided(shape, stride, lane * whole.shape[1] + offset)
+                there.copy_(keys[lane].view(whole.dtype).view(shape))
+        _LAID[key] = [keys.view(torch.int32) for keys in laid]
+        while len(_LAID) > _MOST_LAID:
+            _LAID.popitem(last=False)
+    _LAID.move_to_end(key)
+    return _LAID[key]
+
+
+def _fingerprint(tree: Tree) -> torch.Tensor | None:
+    """int64 [2], on the device of the tree's first tensor; None when it has none."""
+    whole = vectors(tree)
+    if whole is not None and all(base.element_size() >= 4 for base in whole[1]):
+        laid = _laid_keys(*whole)
+        sums = [(keys * _words(base)).sum(1, dtype=torch.int64) for keys, base in zip(laid, whole[1], strict=True)]
+    else:
+        tensors = [leaf for _, leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
+        words = [_words(tensor) for tensor in tensors]
+        sums = [(_keys(w.numel(), i, w.device) * w).sum(1, dtype=torch.int64) for i, w in enumerate(words)]
+    return torch.stack([one.to(sums[0].device) for one in sums]).sum(0) if sums else None
 
 
 def digest(tree: Tree) -> str:
@@ -171,24 +209,24 @@ def digest(tree: Tree) -> str:
 
     Against accidents, not adversaries.  Floats compare by their bits, so -0.0 and 0.0 differ.
     """
-    found = list(leaves(tree))
-    tensors = [leaf for _, leaf in found if isinstance(leaf, torch.Tensor)]
-    by_device: dict[torch.device, list[int]] = {}
-    for i, tensor in enumerate(tensors):
-        by_device.setdefault(tensor.device, []).append(i)
-    prints: dict[int, list[int]] = {}
-    for where in by_device.values():  # one transfer a device
-        rows = torch.stack([_fingerprint(tensors[i]) for i in where]).cpu().tolist()
-        prints.update(zip(where, rows, strict=True))
-    description: list[Any] = [_skeleton(tree)]
-    count = 0
-    for path, leaf in found:
-        if isinstance(leaf, torch.Tensor):
-            description.append([path, str(leaf.dtype), list(leaf.shape), prints[count]])
-            count += 1
-        else:
-            description.append([path, type(leaf).__name__, leaf.hex() if isinstance(leaf, float) else leaf])
-    return hashlib.sha256(json.dumps(description).encode()).hexdigest()
+    return digests([tree])[0]
+
+
+def digests(several: Sequence[Tree]) -> list[str]:
+    """The digest of each, with one device transfer for all."""
+    prints = [_fingerprint(tree) for tree in several]
+    found = [one for one in prints if one is not None]
+    numbers = iter(torch.stack([one.to(found[0].device) for one in found]).cpu().tolist()) if found else iter(())
+    result = []
+    for tree, one in zip(several, prints, strict=True):
+        description: list[Any] = [_skeleton(tree), None if one is None else next(numbers)]
+        for path, leaf in leaves(tree):
+            if isinstance(leaf, torch.Tensor):
+                description.append([path, str(leaf.dtype), list(leaf.shape)])
+            else:
+                description.append([path, type(leaf).__name__, leaf.hex() if isinstance(leaf, float) else leaf])
+        result.append(hashlib.sha256(json.dumps(description).encode()).hexdigest())
+    return result
 
 
 def _skeleton(tree: Tree) -> Any:

@@ -91,7 +91,7 @@ class Engine:
         self.shape: tuple[int, int, int] = tuple(pixels.shape[1:])  # type: ignore[assignment]
         self.pixels = pixels.to(self.device)
         self.given = given.to(self.device)
-        self.positions = [torch.as_tensor(np.array(rows), dtype=torch.int64) for rows in positions]
+        self.positions = [torch.as_tensor(np.array(rows), dtype=torch.int64).to(self.device) for rows in positions]
         self.clients = len(self.positions)
         self.largest = max(rows.numel() for rows in self.positions)
         self.capture = capture and self.device.type == "cuda"
@@ -463,7 +463,7 @@ def _epoch_streams(names: tuple[streams.Name, ...]) -> Callable[[int, str], torc
 class ClientSide(_Side, api.Client):
     def __init__(self, lane: Lane, id: int, state: Tree, round: int, exchange: int, role: str) -> None:
         super().__init__(lane, (role, id, round, exchange), round, exchange)
-        rows = lane.engine.positions[id].to(lane.engine.device)
+        rows = lane.engine.positions[id]
         self.id = id
         self.state = state
         self.data = lane.engine.images(rows)

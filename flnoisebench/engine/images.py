@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -36,12 +37,7 @@ class DeviceImages(api.Images):
         self.rows = rows
         self.look = look
         self.size = rows.numel()
-        shape = (1, -1, 1, 1)
-        # (p / 255 - mean) / std as one multiply and one add
-        std = torch.tensor(look.std, dtype=torch.float64)
-        mean = torch.tensor(look.mean, dtype=torch.float64)
-        self._scale = (1 / (255 * std)).float().reshape(shape).to(pixels.device)
-        self._shift = (-mean / std).float().reshape(shape).to(pixels.device)
+        self._scale, self._shift = _normalisation(look, pixels.device)
 
     def __reduce__(self) -> str:
         raise TypeError("images stay where they are; send positions instead")
@@ -72,3 +68,10 @@ class DeviceImages(api.Images):
 
     def _normalised(self, pixels: torch.Tensor) -> torch.Tensor:
         return pixels.float() * self._scale + self._shift
+
+
+@lru_cache
+def _normalisation(look: Look, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """(p / 255 - mean) / std as one multiply and one add: float32 [1, C, 1, 1] each."""
+    mean, std = (torch.tensor(values, dtype=torch.float64).reshape(1, -1, 1, 1) for values in (look.mean, look.std))
+    return (1 / (255 * std)).float().to(device), (-mean / std).float().to(device)
