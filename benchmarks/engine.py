@@ -56,7 +56,8 @@ def device_of(arguments: argparse.Namespace) -> torch.device:
 def bare_step(arguments: argparse.Namespace, batch: int, lanes: int, steps: int) -> float:
     """Images a second of the bare step on ``lanes`` streams at once."""
     device = device_of(arguments)
-    work = []
+    work: list[Any] = []
+    kept = []  # a recording does not keep alive what it reads
     for _ in range(lanes):
         encoder = build_encoder(arguments.model, (3, 32, 32), 10)
         network = torch.nn.Sequential(encoder, torch.nn.Linear(encoder.width, 10)).to(device)
@@ -73,6 +74,7 @@ def bare_step(arguments: argparse.Namespace, batch: int, lanes: int, steps: int)
             loss.backward()
             optimiser.step()
 
+        kept.append(once)
         if device.type == "cuda":
             stream = torch.cuda.Stream(device)
             with torch.cuda.stream(stream):

@@ -132,6 +132,8 @@ def tiny_run(
     draw: int = 0,
     executor: str = "serial",
     lanes: int | None = None,
+    device: str = "cpu",
+    capture: bool = True,
     change: Callable[[scenario.Scenario, scenario.Truth], scenario.Manifest] | None = None,
     **protocol: Any,
 ) -> runtime.Run:
@@ -175,8 +177,8 @@ def tiny_run(
     made = scenario.build(spec, arrays.train_labels.numpy(), classes, runtime.data_digest(arrays))
     made = made if change is None else change(*made)
     return runtime.Run(
-        whole, loaded, Tiny(classes), arrays, *made, folder=whole.folder(out), device=torch.device("cpu"),
-        executor=executor, lanes=lanes,
+        whole, loaded, Tiny(classes), arrays, *made, folder=whole.folder(out), device=torch.device(device),
+        executor=executor, lanes=lanes, capture=capture,
     )  # fmt: skip
 
 

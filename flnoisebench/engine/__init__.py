@@ -95,6 +95,8 @@ class Engine:
         self.clients = len(self.positions)
         self.largest = max(rows.numel() for rows in self.positions)
         self.capture = capture and self.device.type == "cuda"
+        # the tensors of a step stay where they are on a GPU, recorded or not; a test may ask for it on a CPU
+        self.static = self.device.type == "cuda"
         self.public = None
         if public is not None:
             store = public.to(self.device)
@@ -137,6 +139,7 @@ class Lane:
         self.stream = torch.cuda.Stream(engine.device) if engine.device.type == "cuda" else None
         self._networks: dict[str, torch.nn.Module] = {}
         self._sessions: OrderedDict[Any, steps.Session] = OrderedDict()
+        self._passes: OrderedDict[Any, steps.Pass] = OrderedDict()
         self._optimisers: OrderedDict[Any, tuple[steps.Leaves, torch.optim.Optimizer]] = OrderedDict()
 
     @contextmanager
@@ -198,13 +201,12 @@ class Lane:
         known = self._optimisers.get((trained, build))
         if known is None:
             leaves = steps.Leaves(network)
-            recorded = self.engine.capture and leaves.made_here
             if self.engine.capture and not leaves.made_here:
                 steps.say_once("foreign network", "a network that model() did not make is trained step by step")
-            known = leaves, steps.make_optimiser(leaves.parameters, optimiser, recorded=recorded)
+            known = leaves, steps.make_optimiser(leaves.parameters, optimiser)
             _remember(self._optimisers, (trained, build), known)
         leaves, stepper = known
-        recorded = self.engine.capture and leaves.made_here
+        static = self.engine.static and leaves.made_here
         rows = self.engine.largest if feed.images.pixels is self.engine.pixels else feed.images.size
         key = (
             *(loss, trained, build, precision, rows, feed.views),
@@ -214,7 +216,7 @@ class Lane:
             *(steps.describe(given), steps.describe(carry)),
             *(tuple((name, steps.structure(net)) for name, net in frozen.items()),),
         )
-        session = self._sessions.get(key) if recorded else None
+        session = self._sessions.get(key) if static else None
         if session is None:
             session = steps.make_session(
                 network,
@@ -231,16 +233,43 @@ class Lane:
                 optimiser=stepper,
                 precision=precision,
                 rows=rows,
-                stream=self.stream if recorded else None,
+                static=static,
+                stream=self.stream if static and self.engine.capture else None,
                 meter=self.meter,
             )
-            if recorded:
+            if static:
                 _remember(self._sessions, key, session)
         session.begin(
             feed=feed, others=others, labels=labels, sample=sample, draw=draw, given=given, carry=carry,
             lr=optimiser.lr,
         )  # fmt: skip
         return session
+
+    def passing(
+        self,
+        function: Callable[[Batch], Tree],
+        images: DeviceImages,
+        frozen: Mapping[str, torch.nn.Module],
+        given: Tree,
+        *,
+        size: int,
+        precision: str,
+    ) -> steps.Pass:
+        """The pass for this call of ``apply``: a remembered one where such a call was made before."""
+        key = (
+            *(function, images.pixels.data_ptr(), size, precision, steps.describe(given)),
+            *((name, steps.structure(net)) for name, net in frozen.items()),
+        )
+        known = self._passes.get(key)
+        if known is None:
+            # a closure is another function in each call, and what it captures may differ: it runs directly
+            stream = self.stream if self.engine.capture and losses.is_plain(function) else None
+            known = steps.Pass(
+                function, images, frozen, given, size=size, precision=precision, stream=stream, meter=self.meter
+            )
+            _remember(self._passes, key, known)
+        steps.copy_into(known.given, given)
+        return known
 
     def shared(self, tree: Tree) -> str | None:
         """The path of the first tensor that lies in the memory of one of the lane's networks, or None."""
@@ -446,6 +475,7 @@ class _Side(api.Side):
         with self._lane.meter.time("apply", device):
             return training.apply(
                 function,
+                lane=self._lane,
                 images=images,
                 labels=self._own_labels(images),
                 subset=self._subset(images, subset, "apply"),

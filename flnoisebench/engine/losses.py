@@ -35,6 +35,11 @@ def refuse_closure(loss: Callable[..., Any]) -> None:
         )
 
 
+def is_plain(function: Callable[..., Any]) -> bool:
+    """Whether a function captures nothing, so that it is the same in every call."""
+    return isinstance(function, types.FunctionType) and not function.__closure__
+
+
 def has_batchnorm(network: torch.nn.Module) -> bool:
     return any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in network.modules())
 

@@ -22,6 +22,7 @@ import torch
 from flnoisebench.api import Batch, Optimiser, map_tensors
 from flnoisebench.engine.batches import Chunk, Feed
 from flnoisebench.engine.flat import FlatNetwork
+from flnoisebench.engine.images import DeviceImages
 from flnoisebench.engine.losses import autocast, unpack
 from flnoisebench.profiling import Meter
 from flnoisebench.trees import Tree
@@ -68,21 +69,21 @@ def structure(network: torch.nn.Module) -> tuple[Any, ...]:
 class Source:
     """One stream of batches: a chunk of an epoch in its shuffled order, and the position up to which it was read.
 
-    A chunk holds whole batches, as many as fit into CHUNK_BYTES.  Where steps are recorded its tensors stay where
-    they are and the position lies on the device; otherwise each chunk is what its gather made, read by slices.
+    A chunk holds whole batches, as many as fit into CHUNK_BYTES.  static: its tensors stay where they are and the
+    position lies on the device; otherwise each chunk is what its gather made, read by slices.
     """
 
-    def __init__(self, feed: Feed, labels: torch.Tensor, *, rows: int, recorded: bool) -> None:
+    def __init__(self, feed: Feed, labels: torch.Tensor, *, rows: int, static: bool) -> None:
         """rows: images of the largest owner whose calls share this source."""
         device, shape = feed.images.pixels.device, feed.images.pixels.shape[1:]
         self.capacity = max(*feed.sizes, min(rows, CHUNK_BYTES // (4 * max(feed.views, 1) * shape.numel())))
-        self.recorded = recorded
+        self.static = static
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
         self._cursor = 0
         self._labels = labels
         self._chunks: Iterator[Chunk] = iter(())
         self._sizes: list[int] = []
-        if recorded:
+        if static:
             self.views = [
                 torch.zeros((self.capacity, *shape), device=device).contiguous(memory_format=torch.channels_last)
                 for _ in range(max(feed.views, 1))
@@ -101,7 +102,7 @@ class Source:
             chunk = next(self._chunks)
             first, self._sizes = chunk.first, chunk.sizes[::-1]
             y = self._labels.index_select(0, chunk.index)
-            if self.recorded:
+            if self.static:
                 count = chunk.index.numel()
                 for held, view in zip(self.views, chunk.views, strict=True):
                     held[:count].copy_(view)
@@ -114,7 +115,7 @@ class Source:
 
     def window(self, size: int) -> tuple[tuple[torch.Tensor, ...], torch.Tensor, torch.Tensor]:
         """(views, y, index) of the next ``size`` rows; moves on."""
-        if not self.recorded:
+        if not self.static:
             part = slice(self._cursor, self._cursor + size)
             self._cursor += size
             return tuple(view[part] for view in self.views), self.y[part], self.index[part]
@@ -172,6 +173,7 @@ class Session:
     steps: torch.Tensor  # int64 scalar
     row: torch.Tensor  # int64 [1], of ``draw``
     total: torch.Tensor  # float64 scalar: loss times samples
+    static: bool  # whether its tensors stay where they are from call to call, as a recording needs
     stream: Any  # torch.cuda.Stream to record on, or None: run directly
     meter: Meter
     graphs: dict[tuple[int, ...], Recording | None] = field(default_factory=dict)  # by batch sizes; None: cannot be
@@ -193,7 +195,7 @@ class Session:
         self.main.begin(feed, labels)
         for name, source in self.others.items():
             source.begin(others[name], labels)
-        if self.stream is None:
+        if not self.static:
             self.sample = {name: value.clone() for name, value in sample.items()}
             self.draw, self.given, self.carry = dict(draw), given, map_tensors(torch.clone, carry)
         else:
@@ -297,39 +299,99 @@ class Session:
                 for tensor, value in kept:
                     tensor.copy_(value)
 
-        counted = Counter(self.meter.images)  # neither warming up nor recording passes an image
-        images: Counter[str] = Counter()
-        graph: Any = torch.cuda.CUDAGraph()
-        with _RECORDING:
-            try:
-                for _ in range(WARM_UP):
-                    self.once(size, other_sizes)
-                    restore()
-                if self.pool is None:
-                    self.pool = torch.cuda.graph_pool_handle()
-                # thread_local: other lanes may allocate and launch meanwhile
-                self.meter.images.clear()
-                with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
-                    self.once(size, other_sizes)
-                images = Counter(self.meter.images)
-            except RuntimeError as error:
-                # what the recording found, not what the recording's end makes of it
-                cause = error.__context__ or error
-                reason = str(cause).strip().splitlines()[0]
-                say_once(
-                    self.loss.__qualname__,
-                    f"the loss {self.loss.__qualname__} cannot be recorded and runs eagerly: {reason}",
-                )
-                graph = None
-            self.meter.images = counted
-            restore()
-            self.stream.synchronize()
-        return None if graph is None else Recording(graph, images)
+        if self.pool is None:
+            self.pool = torch.cuda.graph_pool_handle()
+        name = f"the loss {self.loss.__qualname__}"
+        return record(name, lambda: self.once(size, other_sizes), restore, self.stream, self.pool, self.meter)
 
 
 class Recording(NamedTuple):
     graph: Any  # torch.cuda.CUDAGraph
     images: Counter[str]  # what one replay passes through encoders
+
+
+def record(
+    name: str, work: Callable[[], Any], restore: Callable[[], None], stream: Any, pool: Any, meter: Meter
+) -> Recording | None:
+    """Record what ``work`` launches; ``restore`` undoes what it wrote.  None, with one warning, when it cannot be."""
+    counted = Counter(meter.images)  # neither warming up nor recording passes an image
+    images: Counter[str] = Counter()
+    graph: Any = torch.cuda.CUDAGraph()
+    with _RECORDING:
+        try:
+            for _ in range(WARM_UP):
+                work()
+                restore()
+            meter.images.clear()
+            # thread_local: other lanes may allocate and launch meanwhile
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                work()
+            images = Counter(meter.images)
+        except RuntimeError as error:
+            # what the recording found, not what the recording's end makes of it
+            reason = str(error.__context__ or error).strip().splitlines()[0]
+            say_once(name, f"{name} cannot be recorded and runs eagerly: {reason}")
+            graph = None
+        meter.images = counted
+        restore()
+        stream.synchronize()
+    return None if graph is None else Recording(graph, images)
+
+
+class Pass:
+    """One function over batches of one size without gradient: the step's simpler sister, for ``apply``.
+
+    A last batch is filled up with its first image, and the rows of the filling are cut off: so there is one recording
+    for all owners, and the same bits with or without it.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Batch], Tree],
+        images: DeviceImages,
+        frozen: Mapping[str, torch.nn.Module],
+        given: Tree,
+        *,
+        size: int,
+        precision: str,
+        stream: Any,
+        meter: Meter,
+    ) -> None:
+        device, shape = images.pixels.device, images.pixels.shape[1:]
+        self.function, self.frozen, self.size, self.precision = function, frozen, size, precision
+        self.stream, self.meter = stream, meter
+        layout = torch.channels_last
+        self.view = torch.zeros((size, *shape), device=device).contiguous(memory_format=layout)
+        self.y, self.index = (torch.zeros(size, dtype=torch.int64, device=device) for _ in range(2))
+        self.given = map_tensors(torch.clone, given)
+        self.recording: Recording | None = None
+        self.tried = stream is None
+        self.result: Tree = None
+
+    def _once(self) -> None:
+        zero = torch.zeros((), dtype=torch.int64, device=self.index.device)
+        batch = Batch((self.view,), self.y, self.index, zero, zero, given=self.given, frozen=self.frozen)
+        with torch.no_grad(), autocast(self.index.device, self.precision):
+            self.result = self.function(batch)
+
+    def __call__(self, view: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> Tree:
+        """The rows of the function's trees for up to ``size`` images."""
+        count = index.numel()
+        for held, new in ((self.view, view), (self.y, y), (self.index, index)):
+            held[:count].copy_(new)
+            if count < self.size:
+                held[count:].copy_(new[:1].expand(self.size - count, *new.shape[1:]))
+        if not self.tried:
+            self.tried = True
+            pool = torch.cuda.graph_pool_handle()
+            name = f"the function {self.function.__qualname__}"
+            self.recording = record(name, self._once, lambda: None, self.stream, pool, self.meter)
+        if self.recording is None:
+            self._once()
+        else:
+            self.recording.graph.replay()
+            self.meter.images.update(self.recording.images)
+        return map_tensors(lambda tensor: tensor[:count].clone(), self.result)
 
 
 def say_once(key: str, message: str) -> None:
@@ -339,10 +401,11 @@ def say_once(key: str, message: str) -> None:
         warnings.warn(message, stacklevel=3)
 
 
-def make_optimiser(leaves: Sequence[torch.Tensor], settings: Optimiser, *, recorded: bool) -> torch.optim.Optimizer:
+def make_optimiser(leaves: Sequence[torch.Tensor], settings: Optimiser) -> torch.optim.Optimizer:
     """The optimiser with its state in place from the start, so that a recorded step is the same from the first on."""
+    on_gpu = leaves[0].is_cuda
     # a number would be frozen into a recording; on a CPU a tensor would only cost time
-    lr: Any = torch.tensor(settings.lr, device=leaves[0].device) if recorded else settings.lr
+    lr: Any = torch.tensor(settings.lr, device=leaves[0].device) if on_gpu else settings.lr
     if settings.name == "adam":
         optimiser: torch.optim.Optimizer = torch.optim.Adam(
             leaves,
@@ -350,7 +413,7 @@ def make_optimiser(leaves: Sequence[torch.Tensor], settings: Optimiser, *, recor
             betas=(settings.momentum, 0.999),
             weight_decay=settings.weight_decay,
             fused=True,
-            capturable=recorded,
+            capturable=on_gpu,
         )
         for leaf in leaves:
             optimiser.state[leaf] = {
@@ -393,12 +456,12 @@ def make_session(
     optimiser: torch.optim.Optimizer,
     precision: str,
     rows: int,
+    static: bool,
     stream: Any,
     meter: Meter,
 ) -> Session:
     """A session for calls like this one.  rows: images of the largest owner whose calls share it."""
     device = feed.images.pixels.device
-    recorded = stream is not None
 
     def held(named: Mapping[str, torch.Tensor], least: int) -> dict[str, torch.Tensor]:
         shapes = {name: (max(least, value.shape[0]), *value.shape[1:]) for name, value in named.items()}
@@ -413,17 +476,18 @@ def make_session(
         leaves=leaves,
         optimiser=optimiser,
         precision=precision,
-        main=Source(feed, labels, rows=rows, recorded=recorded),
-        others={name: Source(other, labels, rows=rows, recorded=recorded) for name, other in others.items()},
-        sample=held(sample, rows) if recorded else {},
-        draw=held(draw, room(draw)) if recorded else {},
-        given=map_tensors(torch.clone, given) if recorded else None,
+        main=Source(feed, labels, rows=rows, static=static),
+        others={name: Source(other, labels, rows=rows, static=static) for name, other in others.items()},
+        sample=held(sample, rows) if static else {},
+        draw=held(draw, room(draw)) if static else {},
+        given=map_tensors(torch.clone, given) if static else None,
         frozen=frozen,
-        carry=map_tensors(torch.clone, carry) if recorded else None,
+        carry=map_tensors(torch.clone, carry) if static else None,
         step=counter(),
         steps=torch.zeros((), dtype=torch.int64, device=device),
         row=counter(),
         total=torch.zeros((), dtype=torch.float64, device=device),
+        static=static,
         stream=stream,
         meter=meter,
     )

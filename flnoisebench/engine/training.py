@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["apply", "fit", "unpack"]
 
-APPLY_BATCH = 512  # images without gradient: large enough to fill a GPU, small enough for a laptop's memory
+APPLY_BATCH = 512  # images without gradient, on a CPU
+RECORDED_BATCH = 256  # the same on a GPU, where a last batch is filled up: half of it is wasted on average
 
 
 def fit(
@@ -76,6 +77,7 @@ def fit(
 def apply(
     function: Callable[[Batch], Tree],
     *,
+    lane: Lane,
     images: DeviceImages,
     labels: torch.Tensor,
     subset: torch.Tensor,
@@ -87,28 +89,31 @@ def apply(
     """The pass behind ``Side.apply``: rng is None for the plain view."""
     device = images.pixels.device
     parts: list[Tree] = []
-    with torch.no_grad():
-        for index, views in _in_order(images, subset, rng):
+    if lane.engine.static:
+        with lane.at_work():
+            one_pass = lane.passing(function, images, frozen, given, size=RECORDED_BATCH, precision=precision)
+            for index, view in _in_order(images, subset, rng, RECORDED_BATCH):
+                parts.append(one_pass(view, labels.index_select(0, index), index))
+            return _joined(parts)
+    with torch.no_grad(), autocast(device, precision):
+        for index, view in _in_order(images, subset, rng, APPLY_BATCH):
             count = torch.tensor(len(parts), device=device)
-            batch = Batch(
-                views=views, y=labels.index_select(0, index), index=index, step=count, steps=count, given=given,
-                frozen=frozen,
-            )  # fmt: skip
-            with autocast(device, precision):
-                parts.append(function(batch))
+            y = labels.index_select(0, index)
+            parts.append(function(Batch((view,), y, index, count, count, given=given, frozen=frozen)))
     return _joined(parts)
 
 
 def _in_order(
-    images: DeviceImages, subset: torch.Tensor, rng: Callable[[int, str], torch.Generator] | None
-) -> Iterator[tuple[torch.Tensor, tuple[torch.Tensor]]]:
+    images: DeviceImages, subset: torch.Tensor, rng: Callable[[int, str], torch.Generator] | None, size: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """(positions, view) of one batch after the other; one empty batch where there is no image."""
     device, look = images.pixels.device, images.look
     looks = draw_looks(look, subset.numel(), 1, rng(0, "augment"), device) if rng is not None and look.augments else []
     subset = subset.to(device)
-    for start in range(0, max(subset.numel(), 1), APPLY_BATCH):
-        part = slice(start, start + APPLY_BATCH)
+    for start in range(0, max(subset.numel(), 1), size):
+        part = slice(start, start + size)
         rows = subset[part]
-        yield rows, (images.augmented(rows, *looks[0].of(part)) if looks else images.plain(rows),)
+        yield rows, images.augmented(rows, *looks[0].of(part)) if looks else images.plain(rows)
 
 
 def _joined(parts: Sequence[Tree]) -> Tree:
