@@ -515,10 +515,11 @@ def average(parts: Sequence[Tree], shares: Sequence[float]) -> Tree:
         raise ValueError(f"average: the shares sum to {total}, so there is nothing to average")
     wholes = [whole for part in parts if (whole := vectors(part)) is not None]
     if len(wholes) == len(parts) and all(whole[0] == wholes[0][0] for whole in wholes):
-        layout, bases = wholes[0]
-        means = [_mean([whole[1][i] for whole in wholes], shares, total) for i in range(len(bases))]
-        views = iter(means[place].as_strided(shape, stride, offset) for _, place, offset, shape, stride in layout)
-        return _filled(parts[0], views)
+        views: dict[int, torch.Tensor] = {}
+        for i, layout in enumerate(wholes[0][0]):
+            mean = _mean([whole[1][i] for whole in wholes], shares, total)
+            views |= {number: mean.as_strided(shape, stride, offset) for number, _, offset, shape, stride in layout}
+        return _filled(parts[0], iter(views[number] for number in sorted(views)))
     first = parts[0]
     if isinstance(first, dict):
         return {key: average([part[key] for part in parts], shares) for key in first}

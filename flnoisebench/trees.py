@@ -102,27 +102,42 @@ def vectors(tree: Tree) -> tuple[Any, list[torch.Tensor]] | None:
     Trees of one layout can be averaged, compared or copied a vector at a time: three kernels where a ResNet-18 has
     122 tensors.  None for every other tree.
     """
-    bases: dict[int, torch.Tensor] = {}
-    order: dict[int, int] = {}
-    layout = []
-    filled = 0
-    for path, leaf in leaves(tree):
-        base = leaf._base if isinstance(leaf, torch.Tensor) else None
-        if base is None or base.dim() != 1 or not base.is_contiguous() or base.dtype != leaf.dtype:
-            return None
-        place = order.setdefault(id(base), len(order))
-        bases[id(base)] = base
-        filled += leaf.numel()
-        layout.append((path, place, leaf.storage_offset() - base.storage_offset(), leaf.shape, leaf.stride()))
-    if not layout or filled != sum(base.numel() for base in bases.values()):
+    pieces, loose = _pieces(tree)
+    if loose or not pieces:
         return None
-    return tuple(layout), list(bases.values())
+    return tuple(layout for layout, _ in pieces), [base for _, base in pieces]
+
+
+def _pieces(tree: Tree) -> tuple[list[tuple[Any, torch.Tensor]], list[tuple[int, Any]]]:
+    """(the 1-D tensors that some leaves are views of and fill, each with its layout; the other leaves), all leaves by
+    their number in the tree.  A layout is (number, path, offset, shape, stride) of each of its leaves."""
+    found: dict[int, list[tuple[int, str, torch.Tensor]]] = {}
+    bases: dict[int, torch.Tensor] = {}
+    loose: list[tuple[int, Any]] = []
+    for number, (path, leaf) in enumerate(leaves(tree)):
+        base = leaf._base if isinstance(leaf, torch.Tensor) else None
+        if base is None or base.dim() != 1 or base.dtype != leaf.dtype or not base.is_contiguous():
+            loose.append((number, leaf))
+            continue
+        bases[id(base)] = base
+        found.setdefault(id(base), []).append((number, path, leaf))
+    pieces = []
+    for key, members in found.items():
+        base = bases[key]
+        if sum(leaf.numel() for _, _, leaf in members) != base.numel():
+            loose += [(number, leaf) for number, _, leaf in members]
+            continue
+        start = base.storage_offset()
+        layout = tuple((n, path, leaf.storage_offset() - start, leaf.shape, leaf.stride()) for n, path, leaf in members)
+        pieces.append((layout, base))
+    return pieces, loose
 
 
 def first_non_finite(tree: Tree) -> str | None:
     """The path of the first NaN or infinity, or None.  One device transfer in all."""
     whole = vectors(tree)
-    if whole is not None and all(bool(base.isfinite().all()) for base in whole[1] if base.is_floating_point()):
+    # one NaN or infinity makes the sum one; the other way round it need not be, so then each is looked at
+    if whole is not None and all(bool(base.sum().isfinite()) for base in whole[1] if base.is_floating_point()):
         return None
     paths, flags = [], []
     for path, leaf in leaves(tree):
@@ -131,9 +146,9 @@ def first_non_finite(tree: Tree) -> str | None:
         if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.numel():
             paths.append(path)
             flags.append(leaf.isfinite().all())
-    if not flags:
-        return None
-    bad = (~torch.stack(flags)).cpu().tolist()
+    if len({flag.device for flag in flags}) > 1:
+        flags = [flag.cpu() for flag in flags]
+    bad = (~torch.stack(flags)).cpu().tolist() if flags else []
     return next((path for path, is_bad in zip(paths, bad, strict=True) if is_bad), None)
 
 
@@ -142,7 +157,7 @@ def first_non_finite(tree: Tree) -> str | None:
 # integer arithmetic (exact and order-free, so the same on every device), and only those go through SHA-256.  Keys are
 # odd and well spread, one for each place in each tensor, so no word can change unseen and no two can change places.
 _KEYS: dict[torch.device, torch.Tensor] = {}  # int32 [2, the longest seen so far], made once a device
-_LAID: OrderedDict[Any, list[torch.Tensor]] = OrderedDict()  # keys in the order of a layout's vectors, [2, words] each
+_LAID: OrderedDict[Any, torch.Tensor] = OrderedDict()  # int32 [2, words]: keys in the order of a layout's vector
 _MOST_LAID = 16
 
 
@@ -170,21 +185,18 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.int32)
 
 
-def _laid_keys(layout: Any, bases: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The keys of a tree's words in the order in which they lie in its vectors."""
-    key = (layout, tuple((base.numel(), base.dtype, base.device) for base in bases))
+def _laid_keys(layout: Any, base: torch.Tensor) -> torch.Tensor:
+    """int32 [2, words]: the keys of the words of a layout's leaves, in the order in which they lie in its vector."""
+    key = layout, base.numel(), base.dtype, base.device
     if key not in _LAID:
-        laid = []
-        for base in bases:
-            words = torch.int32 if base.element_size() == 4 else torch.int64
-            laid.append(torch.zeros((2, base.numel()), dtype=words, device=base.device))
-        for number, (_, place, offset, shape, stride) in enumerate(layout):
-            whole = laid[place]
-            keys = _keys(shape.numel() * whole.element_size() // 4, number, whole.device).contiguous()
+        word = torch.int32 if base.element_size() == 4 else torch.int64
+        laid = torch.zeros((2, base.numel()), dtype=word, device=base.device)
+        for number, _, offset, shape, stride in layout:
+            keys = _keys(shape.numel() * base.element_size() // 4, number, base.device).contiguous()
             for lane in range(2):
-                there = whole.as_strided(shape, stride, lane * whole.shape[1] + offset)
-                there.copy_(keys[lane].view(whole.dtype).view(shape))
-        _LAID[key] = [keys.view(torch.int32) for keys in laid]
+                there = laid.as_strided(shape, stride, lane * base.numel() + offset)
+                there.copy_(keys[lane].view(word).view(shape))
+        _LAID[key] = laid.view(torch.int32)
         while len(_LAID) > _MOST_LAID:
             _LAID.popitem(last=False)
     _LAID.move_to_end(key)
@@ -192,15 +204,18 @@ def _laid_keys(layout: Any, bases: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _fingerprint(tree: Tree) -> torch.Tensor | None:
-    """int64 [2], on the device of the tree's first tensor; None when it has none."""
-    whole = vectors(tree)
-    if whole is not None and all(base.element_size() >= 4 for base in whole[1]):
-        laid = _laid_keys(*whole)
-        sums = [(keys * _words(base)).sum(1, dtype=torch.int64) for keys, base in zip(laid, whole[1], strict=True)]
-    else:
-        tensors = [leaf for _, leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
-        words = [_words(tensor) for tensor in tensors]
-        sums = [(_keys(w.numel(), i, w.device) * w).sum(1, dtype=torch.int64) for i, w in enumerate(words)]
+    """int64 [2], on the device of one of the tree's tensors; None when it has none."""
+    pieces, loose = _pieces(tree)
+    sums = []
+    for layout, base in pieces:
+        if base.element_size() >= 4:
+            sums.append((_laid_keys(layout, base) * _words(base)).sum(1, dtype=torch.int64))
+        else:
+            loose += [(n, base.as_strided(shape, stride, offset)) for n, _, offset, shape, stride in layout]
+    for number, leaf in loose:
+        if isinstance(leaf, torch.Tensor):
+            words = _words(leaf)
+            sums.append((_keys(words.numel(), number, words.device) * words).sum(1, dtype=torch.int64))
     return torch.stack([one.to(sums[0].device) for one in sums]).sum(0) if sums else None
 
 

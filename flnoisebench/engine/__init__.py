@@ -173,10 +173,7 @@ class Lane:
                 network._flat.load(weights)  # type: ignore[union-attr, operator]
             except (ValueError, RuntimeError, AttributeError, TypeError) as error:
                 raise ValueError(f"model(name={name!r}): these are not the network's weights: {error}") from error
-        if not frozen:
-            network._flat.forget_gradients()  # type: ignore[union-attr, operator]
-        network.train(not frozen)
-        network.requires_grad_(not frozen)
+        network._flat.hand_out(frozen=frozen)  # type: ignore[union-attr, operator]
         return network
 
     def session(
@@ -273,12 +270,12 @@ class Lane:
 
     def shared(self, tree: Tree) -> str | None:
         """The path of the first tensor that lies in the memory of one of the lane's networks, or None."""
-        own = {
-            tensor.untyped_storage().data_ptr()
-            for network in self._networks.values()
-            for tensor in (*network.parameters(), *network.buffers())
-            if tensor.numel()
-        }
+        own: set[int] = set()
+        for network in self._networks.values():
+            own |= network._flat.storages  # type: ignore[arg-type, union-attr]
+        whole = trees.vectors(tree)
+        if whole is not None and not any(base.untyped_storage().data_ptr() in own for base in whole[1]):
+            return None
         for path, leaf in trees.leaves(tree):
             if isinstance(leaf, torch.Tensor) and leaf.numel() and leaf.untyped_storage().data_ptr() in own:
                 return path
@@ -418,7 +415,7 @@ class _Side(api.Side):
         feed = Feed(images, positions, sizes, views, _epoch_streams(names))
         meter = self._lane.meter
         meter.images["skipped"] += positions.numel() - feed.used
-        training_mode = network.training
+        modes = [(module, module.training) for module in network.modules() if not module.training]
         with meter.time("fit", device):
             result = training.fit(
                 network,
@@ -436,7 +433,8 @@ class _Side(api.Side):
                 optimiser=optimiser or self.protocol.optimiser_at(self.round),
                 precision=self.protocol.precision,
             )
-        network.train(training_mode)  # fit itself trains in training mode, whatever it was handed
+        for module, mode in modes:  # fit itself trains in training mode, whatever it was handed
+            module.training = mode
         if not np.isfinite(result.loss):
             raise FloatingPointError(
                 f"the loss {loss.__qualname__} became {result.loss} within {steps} steps; a smaller learning rate or "

@@ -59,6 +59,9 @@ def describe(tree: Tree) -> Any:
 
 def structure(network: torch.nn.Module) -> tuple[Any, ...]:
     """A network's identity for a recorded step: its modules' types and where its tensors lie."""
+    flat = getattr(network, "_flat", None)
+    if isinstance(flat, FlatNetwork):
+        return flat.identity()
     tensors = (*network.parameters(), *network.buffers())
     return (
         tuple(type(module).__qualname__ for module in network.modules()),
@@ -386,11 +389,14 @@ class Pass:
             pool = torch.cuda.graph_pool_handle()
             name = f"the function {self.function.__qualname__}"
             self.recording = record(name, self._once, lambda: None, self.stream, pool, self.meter)
+        before = Counter(self.meter.images)
         if self.recording is None:
             self._once()
         else:
             self.recording.graph.replay()
             self.meter.images.update(self.recording.images)
+        for kind, number in (self.meter.images - before).items():  # the filling is not counted
+            self.meter.images[kind] -= number * (self.size - count) // self.size
         return map_tensors(lambda tensor: tensor[:count].clone(), self.result)
 
 

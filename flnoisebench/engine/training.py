@@ -43,7 +43,8 @@ def fit(
     """The training loop behind ``Side.fit``; everything is checked and on the device by now."""
     if not steps:
         return Fit(0.0, carry, {name: value.clone() for name, value in sample.items()}, 0)
-    network.train()
+    for module in network.modules():
+        module.training = True
     with lane.at_work():
         session = lane.session(
             network,
