@@ -1,7 +1,7 @@
 """The checkpoint: content-addressed objects, and one head that is renamed into place.
 
-    checkpoint/objects/<sha256>     trees (trees.to_bytes): the server's state, client states, claims
-    checkpoint/head.json            which objects make up the last commit, counters, length of records.jsonl
+    checkpoint/objects/<sha256>     lists of trees (trees.to_bytes): the server's state; what clients changed at once
+    checkpoint/head.json            where each tree of the last commit lies, counters, length of records.jsonl
 
 A commit writes the objects that are not there yet, appends the round's line to records.jsonl, and renames the new
 head over the old one: that rename is the commit.  Killed before it, the run resumes from the old head, and the
@@ -62,8 +62,8 @@ class Checkpoint:
         self._head = folder / "checkpoint" / "head.json"
         self._objects.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(folder)
-        # name of the object of a tree that was written before and is still the same Python object
-        self._known: dict[str, tuple[Tree, str]] = {}
+        # of each slot: the tree that was written last, the object that holds it, and its place in that object
+        self._known: dict[str, tuple[Tree, str, int]] = {}
         self._records_length = 0
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -87,16 +87,17 @@ class Checkpoint:
                 raise Damaged(f"{self._head} was altered: its checksum is not that of its content; {self._advice}")
             if head["format"] != FORMAT:
                 raise Damaged(f"{self._head}: format {head['format']} is not {FORMAT}; {self._advice}")
+            objects: dict[str, Tree] = {}
             commit = Commit(
-                server=self._read("server", head["server"]),
-                clients={int(i): self._read(f"client/{i}", name) for i, name in head["clients"].items()},
-                claims={int(i): self._read(f"claims/{i}", name) for i, name in head["claims"].items()},
+                server=self._read("server", head["server"], objects),
+                clients={int(i): self._read(f"client/{i}", place, objects) for i, place in head["clients"].items()},
+                claims={int(i): self._read(f"claims/{i}", place, objects) for i, place in head["claims"].items()},
                 counters=head["counters"],
             )
             self._records_length = int(head["records_length"])
         except Damaged:
             raise
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
             raise Damaged(f"{self._head} is damaged ({error!r}); {self._advice}") from error
         length = self.records.stat().st_size if self.records.exists() else 0
         if length < self._records_length:
@@ -105,23 +106,26 @@ class Checkpoint:
             )
         if self.records.exists():
             os.truncate(self.records, self._records_length)
-        self._sweep({name for _, name in self._known.values()})
+        self._sweep({name for _, name, _ in self._known.values()})
         return commit
 
     @property
     def _advice(self) -> str:
         return f"move {self.folder} away (nothing in it was changed) and run the same command to start again"
 
-    def _read(self, slot: str, name: str) -> Tree:
-        path = self._objects / name
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise Damaged(f"{path} ({slot}) cannot be read: {error.strerror}; {self._advice}") from error
-        if hashlib.sha256(data).hexdigest() != name:
-            raise Damaged(f"{path} ({slot}) is cut short or altered: its SHA-256 is not its name; {self._advice}")
-        tree = trees.from_bytes(data)
-        self._known[slot] = (tree, name)
+    def _read(self, slot: str, place: tuple[str, int], objects: dict[str, Tree]) -> Tree:
+        name, index = place
+        if name not in objects:
+            path = self._objects / name
+            try:
+                data = path.read_bytes()
+            except OSError as error:
+                raise Damaged(f"{path} ({slot}) cannot be read: {error.strerror}; {self._advice}") from error
+            if hashlib.sha256(data).hexdigest() != name:
+                raise Damaged(f"{path} ({slot}) is cut short or altered: its SHA-256 is not its name; {self._advice}")
+            objects[name] = trees.from_bytes(data)
+        tree = objects[name][index]
+        self._known[slot] = (tree, name, index)
         return tree
 
     # ------------------------------------------------------------------------------------------ writing
@@ -164,12 +168,20 @@ class Checkpoint:
             self._error = error
 
     def _write(self, commit: Commit, written: Mapping[int, int]) -> None:
-        names = {slot: self._store(slot, tree, written) for slot, tree in _slots(commit)}
+        slots = dict(_slots(commit))
+        # the server's state in an object of its own, all that clients changed in a second one: two writes to flush,
+        # however many clients there are
+        changed = [slot for slot in slots if slot != "server" and not self._has(slot, slots[slot])]
+        if not self._has("server", slots["server"]):
+            self._store(["server"], slots, written)
+        if changed:
+            self._store(changed, slots, written)
+        places = {slot: self._known[slot][1:] for slot in slots}
         head: dict[str, Any] = {
             "format": FORMAT,
-            "server": names["server"],
-            "clients": {str(i): names[f"client/{i}"] for i in sorted(commit.clients)},
-            "claims": {str(i): names[f"claims/{i}"] for i in sorted(commit.claims)},
+            "server": places["server"],
+            "clients": {str(i): places[f"client/{i}"] for i in sorted(commit.clients)},
+            "claims": {str(i): places[f"claims/{i}"] for i in sorted(commit.claims)},
             "counters": dict(commit.counters),
         }
         if commit.record is not None:
@@ -182,24 +194,24 @@ class Checkpoint:
             self._records_length += len(line)
         head["records_length"] = self._records_length
         replace(self._head, json.dumps({**head, "sha256": _checksum(head)}).encode())
-        self._sweep({name for _, name in self._known.values()})
+        self._sweep({name for _, name, _ in self._known.values()})
 
     def _has(self, slot: str, tree: Tree) -> bool:
         known = self._known.get(slot)
         return known is not None and known[0] is tree  # trees are immutable, so the same object is the same content
 
-    def _store(self, slot: str, tree: Tree, written: Mapping[int, int]) -> str:
-        if self._has(slot, tree):
-            return self._known[slot][1]
-        data = trees.to_bytes(tree)
-        if trees.writes(tree) != written[id(tree)]:
-            raise Overwritten(f"{slot}: the tree was written in place while it was being saved in {self.folder}")
+    def _store(self, slots: list[str], commit: Mapping[str, Tree], written: Mapping[int, int]) -> None:
+        """Write one object with the trees of these slots."""
+        data = trees.to_bytes([commit[slot] for slot in slots])
+        for slot in slots:
+            if trees.writes(commit[slot]) != written[id(commit[slot])]:
+                raise Overwritten(f"{slot}: the tree was written in place while it was being saved in {self.folder}")
         name = hashlib.sha256(data).hexdigest()
         path = self._objects / name
         if not path.exists():
             replace(path, data)
-        self._known[slot] = (tree, name)
-        return name
+        for index, slot in enumerate(slots):
+            self._known[slot] = (commit[slot], name, index)
 
     def _sweep(self, wanted: set[str]) -> None:
         for path in self._objects.iterdir():

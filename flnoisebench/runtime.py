@@ -465,8 +465,10 @@ class Run:
             opened.add(outcome.meter)
             position.clients[client] = outcome.state
             claims = {name: value for name, value in vars(reply.claims).items() if value is not None}
-            if claims:
-                position.claims[client] = {**position.claims.get(client, {}), **trees.to(claims, "cpu")}
+            known = position.claims.get(client, {})
+            news = {name: value for name, value in trees.to(claims, "cpu").items() if not _same(value, known.get(name))}
+            if news:  # what says the same stays the same object, which the checkpoint need not write again
+                position.claims[client] = {**known, **news}
             for name, value in reply.metrics.items():
                 total = opened.metrics.setdefault(name, [0.0, 0.0])
                 total[0] += value * outcome.size
@@ -617,6 +619,12 @@ class Run:
             digest=position.digest,
             environment=environment(self.device, self._executor_kind, self._lanes, self._source),
         )
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return a is b or torch.equal(a, b)
+    return type(a) is type(b) and a == b
 
 
 def round_to(seconds: float) -> float:

@@ -108,28 +108,38 @@ def vectors(tree: Tree) -> tuple[Any, list[torch.Tensor]] | None:
     return tuple(layout for layout, _ in pieces), [base for _, base in pieces]
 
 
+def _word_count(tensor: torch.Tensor) -> int:
+    """How many 32-bit words a digest sees of it: small types one an element, 8-byte types two."""
+    return tensor.numel() * max(1, tensor.element_size() // 4)
+
+
 def _pieces(tree: Tree) -> tuple[list[tuple[Any, torch.Tensor]], list[tuple[int, Any]]]:
-    """(the 1-D tensors that some leaves are views of and fill, each with its layout; the other leaves), all leaves by
-    their number in the tree.  A layout is (number, path, offset, shape, stride) of each of its leaves."""
-    found: dict[int, list[tuple[int, str, torch.Tensor]]] = {}
-    bases: dict[int, torch.Tensor] = {}
+    """(the 1-D tensors that some leaves are views of and fill, each with its layout; the other leaves).
+
+    Each leaf comes with the number of words in the tree before it.  A layout is (words before, path, offset, shape,
+    stride) of each of its leaves.
+    """
+    found: dict[int, tuple[torch.Tensor, list[Any], list[tuple[int, Any]]]] = {}
     loose: list[tuple[int, Any]] = []
-    for number, (path, leaf) in enumerate(leaves(tree)):
-        base = leaf._base if isinstance(leaf, torch.Tensor) else None
+    start = 0
+    for path, leaf in leaves(tree):
+        if not isinstance(leaf, torch.Tensor):
+            loose.append((start, leaf))
+            continue
+        base = leaf._base
         if base is None or base.dim() != 1 or base.dtype != leaf.dtype or not base.is_contiguous():
-            loose.append((number, leaf))
-            continue
-        bases[id(base)] = base
-        found.setdefault(id(base), []).append((number, path, leaf))
+            loose.append((start, leaf))
+        else:
+            _, layout, members = found.setdefault(id(base), (base, [], []))
+            layout.append((start, path, leaf.storage_offset() - base.storage_offset(), leaf.shape, leaf.stride()))
+            members.append((start, leaf))
+        start += _word_count(leaf)
     pieces = []
-    for key, members in found.items():
-        base = bases[key]
-        if sum(leaf.numel() for _, _, leaf in members) != base.numel():
-            loose += [(number, leaf) for number, _, leaf in members]
-            continue
-        start = base.storage_offset()
-        layout = tuple((n, path, leaf.storage_offset() - start, leaf.shape, leaf.stride()) for n, path, leaf in members)
-        pieces.append((layout, base))
+    for base, layout, members in found.values():
+        if sum(leaf.numel() for _, leaf in members) == base.numel():
+            pieces.append((tuple(layout), base))
+        else:
+            loose += members
     return pieces, loose
 
 
@@ -155,17 +165,18 @@ def first_non_finite(tree: Tree) -> str | None:
 # A digest must be cheap beside training: hashing 20 uploads of a ResNet-18 with SHA-256 costs more than the
 # round (0.9 GB).  So a tree's tensors are first reduced where they lie to two sums of their 32-bit words times keys, in
 # integer arithmetic (exact and order-free, so the same on every device), and only those go through SHA-256.  Keys are
-# odd and well spread, one for each place in each tensor, so no word can change unseen and no two can change places.
+# odd and well spread, one for each place in the tree, so no word can change unseen and no two can change places.
 _KEYS: dict[torch.device, torch.Tensor] = {}  # int32 [2, the longest seen so far], made once a device
 _LAID: OrderedDict[Any, torch.Tensor] = OrderedDict()  # int32 [2, words]: keys in the order of a layout's vector
 _MOST_LAID = 16
 
 
-def _keys(count: int, number: int, device: torch.device) -> torch.Tensor:
-    """int32 [2, count]: the keys of the words of the tree's tensor of this number."""
+def _keys(start: int, count: int, device: torch.device) -> torch.Tensor:
+    """int32 [2, count]: the keys of the words from ``start`` on, counted through the whole tree."""
     known = _KEYS.get(device)
-    if known is None or known.shape[1] < count:
-        position = torch.arange(1 << max(16, (count - 1).bit_length()), dtype=torch.int64, device=device)
+    if known is None or known.shape[1] < start + count:
+        length = 1 << max(16, (start + count - 1).bit_length())
+        position = torch.arange(length, dtype=torch.int64, device=device)
         lanes = []
         for lane in (0x1E3779B97F4A7C15, 0x1B873593CC9E2D51):  # splitmix64 (Steele et al., 2014) without its last steps
             mixed = (position + 1) * lane
@@ -173,8 +184,7 @@ def _keys(count: int, number: int, device: torch.device) -> torch.Tensor:
             mixed = (mixed ^ (mixed >> 27)) * -0x6B2FB644ECCEEE15
             lanes.append(((mixed >> 31) | 1).to(torch.int32))
         known = _KEYS[device] = torch.stack(lanes)
-    # the tensor's number as one more odd factor, spread over 31 bits
-    return known[:, :count] * ((number * 0x9E3779B1 & 0x7FFFFFFF) | 1)
+    return known[:, start : start + count]
 
 
 def _words(tensor: torch.Tensor) -> torch.Tensor:
@@ -191,8 +201,8 @@ def _laid_keys(layout: Any, base: torch.Tensor) -> torch.Tensor:
     if key not in _LAID:
         word = torch.int32 if base.element_size() == 4 else torch.int64
         laid = torch.zeros((2, base.numel()), dtype=word, device=base.device)
-        for number, _, offset, shape, stride in layout:
-            keys = _keys(shape.numel() * base.element_size() // 4, number, base.device).contiguous()
+        for start, _, offset, shape, stride in layout:
+            keys = _keys(start, shape.numel() * base.element_size() // 4, base.device).contiguous()
             for lane in range(2):
                 there = laid.as_strided(shape, stride, lane * base.numel() + offset)
                 there.copy_(keys[lane].view(word).view(shape))
@@ -211,11 +221,18 @@ def _fingerprint(tree: Tree) -> torch.Tensor | None:
         if base.element_size() >= 4:
             sums.append((_laid_keys(layout, base) * _words(base)).sum(1, dtype=torch.int64))
         else:
-            loose += [(n, base.as_strided(shape, stride, offset)) for n, _, offset, shape, stride in layout]
-    for number, leaf in loose:
+            loose += [(start, base.as_strided(shape, stride, offset)) for start, _, offset, shape, stride in layout]
+    by_device: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
+    for start, leaf in loose:
         if isinstance(leaf, torch.Tensor):
-            words = _words(leaf)
-            sums.append((_keys(words.numel(), number, words.device) * words).sum(1, dtype=torch.int64))
+            by_device.setdefault(leaf.device, []).append((start, _words(leaf)))
+    for device, parts in by_device.items():
+        words = torch.cat([part for _, part in parts])
+        if not pieces and len(by_device) == 1:  # nothing but loose tensors: their words follow each other
+            keys = _keys(0, words.numel(), device)
+        else:
+            keys = torch.cat([_keys(start, part.numel(), device) for start, part in parts], dim=1)
+        sums.append((keys * words).sum(1, dtype=torch.int64))
     return torch.stack([one.to(sums[0].device) for one in sums]).sum(0) if sums else None
 
 

@@ -50,6 +50,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own abbreviation)
 
 from flnoisebench.api import (
+    KEEP,
     Batch,
     Card,
     Claims,
@@ -57,7 +58,6 @@ from flnoisebench.api import (
     Config,
     Field,
     Method,
-    Optimiser,
     Plan,
     Preset,
     Reply,
@@ -153,7 +153,7 @@ BEST = Preset(
                 "d": 64, "head_width": 128, "correct_start": Rounds(0.3), "correct_period": Rounds(0.3),
                 "correct_stop": Rounds(0.9), "k1": None, "k2": None, "gate": 0.3, "eta": 0.0,
             },
-            protocol={"batch": 32, "optimiser": Optimiser(lr=0.03)},
+            protocol={"batch": 32},
         ),
         "clothing1m": Preset(
             about="ResNet-50's 2048 features into the paper's 512; 128 is nine samples of each of the 14 classes",
@@ -639,6 +639,8 @@ class FedCova(Method):
             under = upload["weights"] if config.cov_features == "local_after" else message["weights"]
             upload["statistics"], own = self._measure(under, labels, client)
         state = {"labels": labels, "own": own, "proposed": None, "noisy": noisy}
+        if all(state[name] is client.state[name] for name in state):
+            state = KEEP  # nothing new for the checkpoint to write, as after the last correction
         return Reply(upload, state, metrics, Claims(labels, noisy=noisy))
 
     def _measure(self, w: Tree, labels: torch.Tensor, client: Client) -> tuple[Statistics, Tree]:
@@ -648,7 +650,7 @@ class FedCova(Method):
         sigma, counts = second_moments(z, labels, client.classes, config.s)
         mean = first_moments(z, labels, client.classes) if config.mean_aware else None
         upload = {"sigma": sigma, "counts": counts.to(z.device), "mean": mean}
-        if not config.removes:
+        if not self._corrects_after(client.round, client.protocol.rounds):
             return upload, None
         new, own = self._weighted(upload), client.state["own"]
         if client.round > 0:  # the server's first aggregate is a copy, so is the client's share of it
@@ -672,6 +674,13 @@ class FedCova(Method):
         start, stop = config.correct_start.of(rounds), config.correct_stop.of(rounds)
         period = max(1, config.correct_period.of(rounds))
         return config.correct and start <= round < stop and (round - start) % period == 0
+
+    def _corrects_after(self, round: int, rounds: int) -> bool:
+        """Whether some client may still need Sigma_{j\\m} after this round, and so its own statistics until then."""
+        start, stop = self.config.correct_start.of(rounds), self.config.correct_stop.of(rounds)
+        period = max(1, self.config.correct_period.of(rounds))
+        last = start + (min(stop, rounds) - 1 - start) // period * period
+        return self.config.removes and start < stop and round < last
 
     def _weighted(self, upload: Tree) -> Statistics:
         """What a client's upload counts for: its samples of each class, or one if it holds any."""

@@ -287,7 +287,7 @@ class Masked(Averaging):
 
 def mixed(network, batch):
     b = len(batch.y)
-    partner = (torch.arange(b) + batch.draw["shift"]) % b
+    partner = (torch.arange(b, device=batch.y.device) + batch.draw["shift"]) % b
     x = batch.x * batch.draw["mask"][:b]
     w = batch.draw["weight"]
     x = w * x + (1 - w) * x.index_select(0, partner)

@@ -678,7 +678,7 @@ def test_schedule_is_the_papers_at_500_rounds_and_scaled_at_50():
 def test_schedule_of_digits_is_30_and_60_of_100():
     settings, protocol = FedCova.presets["best-found"].on("digits")
     assert schedule(settings, 100) == [30, 60]
-    assert (protocol["batch"], protocol["optimiser"].lr) == (32, 0.03)
+    assert protocol == {"batch": 32}  # its best learning rate there is the shared one, .1
 
 
 def test_every_preset_is_valid_on_every_data_set_and_lists_only_what_differs_from_the_defaults():

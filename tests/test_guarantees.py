@@ -731,7 +731,7 @@ def test_guarantee_7_a_runs_folder_holds_what_it_says_and_nothing_else(finish):
     }  # fmt: skip
     assert {path.name for path in (run.folder / "checkpoint").iterdir()} == {"head.json", "objects", "method.sha256"}
     head = json.loads((run.folder / "checkpoint" / "head.json").read_text())
-    named = {head["server"], *head["clients"].values(), *head["claims"].values()}
+    named = {name for name, _ in [head["server"], *head["clients"].values(), *head["claims"].values()]}
     assert {path.name for path in (run.folder / "checkpoint" / "objects").iterdir()} == named
     *above, key, leaf = run.folder.parts
     assert (above[-3], above[-1], key, leaf) == ("tiny", "fixture_methods-Whole", run.settings.key, "draw0-seed0")
@@ -819,7 +819,7 @@ def _head(folder):
 
 
 def _object(folder):
-    return folder / "checkpoint" / "objects" / json.loads(_head(folder).read_text())["server"]
+    return folder / "checkpoint" / "objects" / json.loads(_head(folder).read_text())["server"][0]
 
 
 DAMAGE = {

@@ -73,7 +73,7 @@ def test_a_session_serves_every_client_and_call_of_its_kind():
             side = lane.client(client, None, 1, exchange)
             side.fit(side.model(start), weighted, given={"weight": weight}, last_batch="drop")
     assert len(lane._sessions) == 1
-    assert len(lane._optimisers) == 1
+    assert len(lane._steppers) == 1
 
 
 def test_what_a_call_brings_reaches_a_remembered_session():

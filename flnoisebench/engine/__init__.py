@@ -140,7 +140,7 @@ class Lane:
         self._networks: dict[str, torch.nn.Module] = {}
         self._sessions: OrderedDict[Any, steps.Session] = OrderedDict()
         self._passes: OrderedDict[Any, steps.Pass] = OrderedDict()
-        self._optimisers: OrderedDict[Any, tuple[steps.Leaves, torch.optim.Optimizer]] = OrderedDict()
+        self._steppers: OrderedDict[Any, steps.Stepper] = OrderedDict()
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -165,7 +165,7 @@ class Lane:
                 FlatNetwork(fresh)
                 for module in fresh.modules():
                     if isinstance(module, Encoder):
-                        module.register_forward_pre_hook(self._count)
+                        module.register_forward_pre_hook(self._counting(list(module.parameters())))
                 self._networks[name] = fresh
         network = self._networks[name]
         if weights is not None:
@@ -195,15 +195,15 @@ class Lane:
         """The session for this call of ``fit``, begun: a remembered one where such a call was made before."""
         build = optimiser.name, optimiser.momentum, optimiser.weight_decay
         trained = steps.structure(network)
-        known = self._optimisers.get((trained, build))
-        if known is None:
+        stepper = self._steppers.get((trained, build))
+        if stepper is None:
             leaves = steps.Leaves(network)
             if self.engine.capture and not leaves.made_here:
                 steps.say_once("foreign network", "a network that model() did not make is trained step by step")
-            known = leaves, steps.make_optimiser(leaves.parameters, optimiser)
-            _remember(self._optimisers, (trained, build), known)
-        leaves, stepper = known
-        static = self.engine.static and leaves.made_here
+            stepper = steps.Stepper(leaves, optimiser)
+            if leaves.made_here:
+                _remember(self._steppers, (trained, build), stepper)
+        static = self.engine.static and stepper.leaves.made_here
         rows = self.engine.largest if feed.images.pixels is self.engine.pixels else feed.images.size
         key = (
             *(loss, trained, build, precision, rows, feed.views),
@@ -226,8 +226,7 @@ class Lane:
                 given=given,
                 frozen=frozen,
                 carry=carry,
-                leaves=leaves,
-                optimiser=stepper,
+                stepper=stepper,
                 precision=precision,
                 rows=rows,
                 static=static,
@@ -273,17 +272,19 @@ class Lane:
         own: set[int] = set()
         for network in self._networks.values():
             own |= network._flat.storages  # type: ignore[arg-type, union-attr]
-        whole = trees.vectors(tree)
-        if whole is not None and not any(base.untyped_storage().data_ptr() in own for base in whole[1]):
-            return None
         for path, leaf in trees.leaves(tree):
             if isinstance(leaf, torch.Tensor) and leaf.numel() and leaf.untyped_storage().data_ptr() in own:
                 return path
         return None
 
-    def _count(self, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        trained = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in module.parameters())
-        self.meter.images["trained" if trained else "passed"] += inputs[0].shape[0]
+    def _counting(self, parameters: list[torch.nn.Parameter]) -> Callable[[torch.nn.Module, Any], None]:
+        """A hook that counts the images that pass an encoder with these parameters."""
+
+        def count(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            trained = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters)
+            self.meter.images["trained" if trained else "passed"] += inputs[0].shape[0]
+
+        return count
 
     def client(self, id: int, state: Tree, round: int, exchange: int, role: str = "client") -> ClientSide:
         """role: "client", or "join" for the call that makes its first state (streams of its own)."""

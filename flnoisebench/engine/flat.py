@@ -8,6 +8,7 @@ into the vectors and are only ever copied into, never rebound.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -61,6 +62,7 @@ class FlatNetwork:
                 tensor.data = view
         self.storages = {values.untyped_storage().data_ptr() for values in self.vectors.values() if values.numel()}
         self._whole = vectors({name: slot.of(self.vectors[slot.vector]) for name, slot in self._slots.items()})
+        self._last: tuple[Tree, Any] = (None, None)
         # one leaf a parameter vector, for the optimiser; its gradient is where the module's gradients accumulate
         self.leaves: list[torch.nn.Parameter] = []
         self.gradients: list[torch.Tensor] = []
@@ -86,7 +88,9 @@ class FlatNetwork:
             if weights[name].shape != slot.shape:
                 raise ValueError(f"{name} has shape {list(weights[name].shape)}, not {list(slot.shape)}")
         with torch.no_grad():
-            whole = vectors(weights)
+            if weights is not self._last[0]:  # one message is loaded by many clients in turn
+                self._last = weights, vectors(weights)
+            whole = self._last[1]
             if whole is not None and self._whole is not None and whole[0] == self._whole[0]:
                 for values, new in zip(self._whole[1], whole[1], strict=True):
                     values.copy_(new)

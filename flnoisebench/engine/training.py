@@ -65,7 +65,7 @@ def fit(
             size = session.next_batch()
             session.advance(*size)
             seen += size[0]
-        mean = (session.total / max(seen, 1)).item()
+        mean = session.loss_sum() / max(seen, 1)
         count = feed.images.size
         return Fit(
             mean,
