@@ -30,7 +30,17 @@ from flnoisebench.api import Arrays, Dataset, Method, Plan, Protocol, Upload
 from flnoisebench.checkpoint import Checkpoint, Commit, Overwritten
 from flnoisebench.engine import DeviceImages, Engine, Lane, Look, make_deterministic
 from flnoisebench.engine.training import autocast
-from flnoisebench.executors import ClientError, Debug, Executor, Job, Outcome, Processes, Serial, Threads
+from flnoisebench.executors import (
+    ClientError,
+    Debug,
+    Executor,
+    Job,
+    Outcome,
+    Processes,
+    Serial,
+    Threads,
+    require_finite,
+)  # fmt: skip
 from flnoisebench.profiling import Meter, peak_memory, synchronise
 from flnoisebench.records import Accuracy, RoundRecord, RunResult
 from flnoisebench.settings import Settings
@@ -382,6 +392,7 @@ class Run:
         ]
         with meter.time("clients", self.device):
             outcomes = executor.run(jobs, self._sizes)
+            require_finite(outcomes, jobs, self.method)
         after = self._lane.server(round, exchange, "aggregate")
         uploads = tuple(Upload(outcome.client, outcome.size, outcome.reply.upload) for outcome in outcomes)
         with meter.time("aggregate", self.device):

@@ -143,23 +143,29 @@ def _pieces(tree: Tree) -> tuple[list[tuple[Any, torch.Tensor]], list[tuple[int,
     return pieces, loose
 
 
+def non_finite(several: Sequence[Tree]) -> list[str | None]:
+    """Of each tree the path of its first NaN or infinity, or None.  One device transfer for all where all is well."""
+    sums = []
+    for tree in several:
+        pieces, loose = _pieces(tree)
+        tensors = [base for _, base in pieces] + [leaf for _, leaf in loose if isinstance(leaf, torch.Tensor)]
+        # one NaN or infinity makes the sum one; the other way round it need not be, so then each number is looked at
+        sums += [tensor.sum(dtype=torch.float64) for tensor in tensors if tensor.is_floating_point()]
+        sums += [torch.tensor(leaf, dtype=torch.float64) for _, leaf in loose if isinstance(leaf, float)]
+    for device in {one.device for one in sums}:
+        if not bool(torch.stack([one for one in sums if one.device == device]).isfinite().all()):
+            return [first_non_finite(tree) for tree in several]
+    return [None] * len(several)
+
+
 def first_non_finite(tree: Tree) -> str | None:
-    """The path of the first NaN or infinity, or None.  One device transfer in all."""
-    whole = vectors(tree)
-    # one NaN or infinity makes the sum one; the other way round it need not be, so then each is looked at
-    if whole is not None and all(bool(base.sum().isfinite()) for base in whole[1] if base.is_floating_point()):
-        return None
-    paths, flags = [], []
+    """The path of the tree's first NaN or infinity, or None."""
     for path, leaf in leaves(tree):
         if isinstance(leaf, float) and not math.isfinite(leaf):
             return path
-        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.numel():
-            paths.append(path)
-            flags.append(leaf.isfinite().all())
-    if len({flag.device for flag in flags}) > 1:
-        flags = [flag.cpu() for flag in flags]
-    bad = (~torch.stack(flags)).cpu().tolist() if flags else []
-    return next((path for path, is_bad in zip(paths, bad, strict=True) if is_bad), None)
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and not bool(leaf.isfinite().all()):
+            return path
+    return None
 
 
 # A digest must be cheap beside training: hashing 20 uploads of a ResNet-18 with SHA-256 costs more than the
