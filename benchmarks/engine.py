@@ -17,7 +17,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -154,7 +157,9 @@ def round_(arguments: argparse.Namespace) -> None:
     arrays = images(arguments)
     seconds = {}
     for method in arguments.method:
-        records = measured_run(arguments, arrays, arguments.rounds, method=method, lanes=max(arguments.lanes))
+        records = measured_run(
+            arguments, arrays, arguments.rounds, method=method, lanes=max(arguments.lanes), executor=arguments.executor
+        )
         parts = sorted({part for record in records for part in record.seconds})
         seconds[method] = typical(records, "round", 2)
         print(f"{method}: {records[-1].images}, first round {records[0].seconds['round']:.1f} s")
@@ -205,18 +210,18 @@ def determinism(arguments: argparse.Namespace) -> None:
 
 
 def devices(arguments: argparse.Namespace) -> None:
-    arrays = images(arguments)
-    counts = [count for count in (1, 2, 4, 8) if count <= max(1, torch.cuda.device_count())]
-    alone = None
-    for count in counts:
-        records = measured_run(
-            arguments, arrays, arguments.rounds, method="fedavg", executor="processes",
-            lanes=count * arguments.processes,
-        )  # fmt: skip
-        seconds = typical(records, "round", 2)
-        alone = alone or seconds
-        workers = f"{count} GPUs, {arguments.processes} processes each"
-        print(f"{workers}: {seconds:.3f} s a round, {alone / seconds:.2f} times", flush=True)
+    """``round`` of FedAvg on 1, 2, 4, ... cards, each in a process of its own that sees only those."""
+    each = max(arguments.lanes)
+    for count in (1, 2, 4, 8):
+        if count > torch.cuda.device_count():
+            break
+        cards = ",".join(map(str, range(count)))
+        print(f"{count} GPUs, {each} lanes each", flush=True)
+        command = [sys.executable, __file__, "round", "--method", "fedavg", "--executor", "processes"]
+        command += ["--lanes", str(count * each), "--rounds", str(arguments.rounds), "--model", arguments.model]
+        command += ["--precision", arguments.precision, "--images", str(arguments.images)]
+        command += ["--data-root", str(arguments.data_root)] if arguments.data_root else []
+        subprocess.run(command, check=True, env={**os.environ, "CUDA_VISIBLE_DEVICES": cards})
 
 
 def exact(arguments: argparse.Namespace) -> None:
@@ -247,7 +252,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6, help="rounds of each run (default: %(default)s)")
     parser.add_argument("--method", nargs="+", default=["fedavg", "fedcova"], help="(default: %(default)s)")
     parser.add_argument("--clients", type=int, default=10000, help="for memory (default: %(default)s)")
-    parser.add_argument("--processes", type=int, default=1, help="a GPU, for devices (default: %(default)s)")
+    parser.add_argument("--executor", default="auto", help="for round (default: %(default)s)")
     parser.add_argument("--images", type=int, default=50000, help="random training images (default: %(default)s)")
     parser.add_argument("--data-root", type=Path, help="where CIFAR-10's files lie (default: random images)")
     arguments = parser.parse_args()

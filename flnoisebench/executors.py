@@ -25,6 +25,8 @@ from flnoisebench.trees import Tree
 class ClientError(RuntimeError):
     """A client failed.  The message names method, round, exchange, client and task, and the cause."""
 
+    client: int = -1
+
 
 @dataclass(frozen=True)
 class Job:
@@ -76,7 +78,9 @@ def perform(lane: Lane, job: Job) -> Outcome:
             return _turn(lane, job)
     except Exception as error:
         trace = "".join(traceback.format_tb(error.__traceback__)[1:])
-        raise ClientError(f"{_where(method, job)}: {type(error).__name__}: {error}\n{trace}") from error
+        failure = ClientError(f"{_where(method, job)}: {type(error).__name__}: {error}\n{trace}")
+        failure.client = job.client
+        raise failure from error
 
 
 def _where(method: Method, job: Job) -> str:
@@ -228,66 +232,129 @@ class Threads:
             thread.shutdown(cancel_futures=True)
 
 
-_LANE: Lane | None = None  # of this worker process
-
-
-def _start_worker(build: Callable[..., Engine], arguments: tuple[Any, ...], devices: Any) -> None:
-    global _LANE
-    _LANE = Lane(build(*arguments, device=devices.get()))
-
-
-def _work(packed: bytes, job: Job) -> tuple[Outcome, bytes]:
-    """In a worker: trees travel as bytes, so that nothing of a message is shared and no device is assumed."""
-    assert _LANE is not None
-    message, state = trees.to(trees.from_bytes(packed), _LANE.engine.device)
-    outcome = perform(_LANE, Job(job.client, job.task, message, state, job.joined, job.round, job.exchange))
-    reply = outcome.reply
-    keep = reply.state is KEEP and job.joined
-    claims = {"labels": reply.claims.labels, "clean": reply.claims.clean, "noisy": reply.claims.noisy}
-    packed = trees.to_bytes([reply.upload, None if keep else outcome.state, claims])
-    light = Reply(None, KEEP if keep else None, reply.metrics)
-    return Outcome(outcome.client, outcome.size, light, None, outcome.meter), packed
-
-
 class Processes:
-    """One worker process a device (or several on a CPU).  ``build(*arguments, device=...)`` makes its engine there.
+    """One worker process a device (or several on a CPU), each with lanes of its own.
 
-    devices: one entry a worker.
+    ``build(*arguments, device=...)`` makes a worker's engine.  devices: one entry a worker.  lanes: of each worker.
+    Clients are dealt to workers as to lanes; what an exchange sends to a worker is packed once, not once a client, and
+    travels through shared memory.
     """
 
     def __init__(
-        self, build: Callable[..., Engine], arguments: tuple[Any, ...], devices: Sequence[str], home: torch.device
+        self,
+        build: Callable[..., Engine],
+        arguments: tuple[Any, ...],
+        devices: Sequence[str],
+        home: torch.device,
+        lanes: int = 1,
     ) -> None:
         # torch's own multiprocessing shares tensors' memory instead of copying it to each worker; spawn, since a
         # forked process cannot use CUDA
         context = torch.multiprocessing.get_context("spawn")
-        self.lanes = len(devices)
+        self.lanes = len(devices) * lanes
         self._home = home
-        handed_out = context.Queue()
-        for device in devices:
-            handed_out.put(device)
-        self._pool = ProcessPoolExecutor(
-            len(devices), context, initializer=_start_worker, initargs=(build, arguments, handed_out)
-        )
+        self._workers = [
+            ProcessPoolExecutor(1, context, initializer=_start_worker, initargs=(build, arguments, device, lanes))
+            for device in devices
+        ]
 
     def run(self, jobs: Sequence[Job], sizes: Mapping[int, int]) -> list[Outcome]:
-        started = {}
-        for job in sorted(jobs, key=lambda job: (-sizes[job.client], job.client)):
-            packed = trees.to_bytes([job.message, job.state])
-            bare = Job(job.client, job.task, None, None, job.joined, job.round, job.exchange)
-            started[job.client] = self._pool.submit(_work, packed, bare)
-        states = {job.client: job.state for job in jobs}
-        outcomes = []
-        for light, packed in _settle([started[client] for client in sorted(started)]):
-            upload, state, claims = trees.to(trees.from_bytes(packed), self._home)
-            kept = light.reply.state is KEEP
-            state = states[light.client] if kept else state
-            reply = Reply(upload, KEEP if kept else state, light.reply.metrics, Claims(**claims))
-            outcomes.append(Outcome(light.client, light.size, reply, state, light.meter))
-        return outcomes
+        by_client = {job.client: job for job in jobs}
+        hands = deal(sorted(by_client), sizes, len(self._workers))
+        started = [
+            worker.submit(_work, _packed([by_client[client] for client in hand]), sizes)
+            for worker, hand in zip(self._workers, hands, strict=True)
+            if hand
+        ]
+        outcomes: dict[int, Outcome] = {}
+        failures: dict[int, ClientError] = {}
+        for future in started:
+            light, packed, failed = future.result()
+            failures |= {client: ClientError(message) for client, message in failed.items()}
+            for outcome, (upload, state, claims) in zip(light, trees.to(_unpacked(packed), self._home), strict=True):
+                kept = outcome.reply.state is KEEP
+                state = by_client[outcome.client].state if kept else state
+                reply = Reply(upload, KEEP if kept else state, outcome.reply.metrics, Claims(**claims))
+                outcomes[outcome.client] = Outcome(outcome.client, outcome.size, reply, state, outcome.meter)
+        if failures:
+            raise failures[min(failures)]
+        return [outcomes[client] for client in sorted(outcomes)]
 
     def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        for worker in self._workers:
+            worker.shutdown(cancel_futures=True)
+
+
+def _shared(data: bytes) -> torch.Tensor:
+    """Bytes as a tensor in shared memory, which another process of this host reads without a copy."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).share_memory_()
+
+
+def _unpacked(packed: torch.Tensor) -> Tree:
+    return trees.from_bytes(packed.numpy().tobytes())
+
+
+def _packed(jobs: Sequence[Job]) -> tuple[torch.Tensor, list[Job]]:
+    """The jobs' messages and states as one tree in shared memory, each different part of the messages once; and the
+    jobs with places in that tree instead."""
+    parts: list[Tree] = []
+    places: dict[int, int] = {}
+
+    def place(part: Tree) -> int:
+        if id(part) not in places:
+            places[id(part)] = len(parts)
+            parts.append(part)
+        return places[id(part)]
+
+    light = []
+    for job in jobs:
+        message = job.message
+        where = {key: place(value) for key, value in message.items()} if isinstance(message, dict) else place(message)
+        light.append(Job(job.client, job.task, where, None, job.joined, job.round, job.exchange))
+    return _shared(trees.to_bytes([parts, [job.state for job in jobs]])), light
+
+
+_WORKER: tuple[Engine, Executor] | None = None  # of this worker process
+
+
+def _start_worker(build: Callable[..., Engine], arguments: tuple[Any, ...], device: str, lanes: int) -> None:
+    global _WORKER
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)
+    engine = build(*arguments, device=device)
+    _WORKER = engine, Threads(engine, lanes) if lanes > 1 else Serial(engine)
+
+
+def _work(
+    packed: tuple[torch.Tensor, list[Job]], sizes: Mapping[int, int]
+) -> tuple[list[Outcome], torch.Tensor, dict[int, str]]:
+    """In a worker: (outcomes without trees, their trees in shared memory, messages of failed clients).
+
+    Trees travel as bytes, so that no device is assumed.
+    """
+    assert _WORKER is not None
+    engine, executor = _WORKER
+    content, light = packed
+    parts, states = trees.to(_unpacked(content), engine.device)
+    jobs = []
+    for job, state in zip(light, states, strict=True):
+        where = job.message
+        message = {key: parts[i] for key, i in where.items()} if isinstance(where, dict) else parts[where]
+        jobs.append(Job(job.client, job.task, message, state, job.joined, job.round, job.exchange))
+    joined = {job.client: job.joined for job in jobs}
+    try:
+        outcomes = executor.run(jobs, sizes)
+    except ClientError as error:
+        return [], _shared(trees.to_bytes([])), {error.client: str(error)}
+    found, heavy = [], []
+    for outcome in outcomes:
+        reply = outcome.reply
+        keep = reply.state is KEEP and joined[outcome.client]
+        claims = {"labels": reply.claims.labels, "clean": reply.claims.clean, "noisy": reply.claims.noisy}
+        heavy.append([reply.upload, None if keep else outcome.state, claims])
+        bare = Reply(None, KEEP if keep else None, reply.metrics)
+        found.append(Outcome(outcome.client, outcome.size, bare, None, outcome.meter))
+    return found, _shared(trees.to_bytes(heavy)), {}
 
 
 class Debug:

@@ -595,9 +595,11 @@ class Run:
     def _make_executor(self) -> Executor:
         if self._executor_kind == "processes":
             devices = [str(self.device)] * self._lanes
-            if self.device.type == "cuda" and self.device.index is None:
-                devices = [f"cuda:{i % torch.cuda.device_count()}" for i in range(self._lanes)]
-            return Processes(build_engine, self._blueprint, devices, self.device)
+            if self.device.type == "cuda":  # every GPU of this host, unless one was named
+                cards = range(torch.cuda.device_count()) if self.device.index is None else [self.device.index]
+                devices = [f"cuda:{card}" for card in cards][: self._lanes]
+            each = -(-self._lanes // len(devices))
+            return Processes(build_engine, self._blueprint, devices, self.device, each)
         if self._executor_kind == "debug":
             return Debug(self.engine)
         return Threads(self.engine, self._lanes) if self._executor_kind == "threads" else Serial(self.engine)
@@ -664,6 +666,9 @@ def _choose_executor(wish: str, lanes: int | None, device: torch.device) -> tupl
     if wish in ("serial", "debug"):
         return wish, 1
     count = lanes or (4 if device.type == "cuda" else 1)
+    if wish == "processes" and lanes is None:
+        everywhere = device.type == "cuda" and device.index is None
+        count = 4 * (torch.cuda.device_count() if everywhere else 1) if device.type == "cuda" else os.cpu_count() or 1
     if wish == "auto":
         return ("threads", count) if count > 1 else ("serial", 1)
     return wish, count
