@@ -298,7 +298,7 @@ class Run:
         pixels, labels = evaluation_set(settings.evaluate_on, arrays, scene, truth)
         self._test = DeviceImages(pixels.to(device), torch.arange(len(pixels), device=device), look)
         self._test_labels = labels
-        self._executor_kind, self._lanes = _choose_executor(executor, lanes, device)
+        self._executor_kind, self._lanes = _choose_executor(executor, lanes, device, settings.protocol.model)
 
     # ---------------------------------------------------------------------------------------- the loop
 
@@ -657,18 +657,26 @@ def _federation(scene: scenario.Scenario, truth: scenario.Truth) -> dict[str, An
     return {name: value for name, value in scenario.summary(scene, truth).items() if name != "transition"}
 
 
-def _choose_executor(wish: str, lanes: int | None, device: torch.device) -> tuple[str, int]:
-    """(kind, lanes).  auto: 4 lanes on a GPU, 1 on a CPU (a small model's steps are bound by Python there)."""
+def _choose_executor(wish: str, lanes: int | None, device: torch.device, model: str) -> tuple[str, int]:
+    """(kind, lanes).  auto: 4 lanes on a GPU; on a CPU one a core, up to 4.
+
+    But one for an MLP on a CPU, whose steps are mostly Python: two lanes made digits 13 % slower, Fashion-MNIST with
+    small-cnn 1.6 times faster (2 cores).
+    """
     if wish not in EXECUTORS:
         raise registry.unknown("executor", wish, list(EXECUTORS))
     if lanes is not None and lanes < 1:
         raise ValueError(f"--lanes must be at least 1, not {lanes}")
     if wish in ("serial", "debug"):
         return wish, 1
-    count = lanes or (4 if device.type == "cuda" else 1)
-    if wish == "processes" and lanes is None:
-        everywhere = device.type == "cuda" and device.index is None
-        count = 4 * (torch.cuda.device_count() if everywhere else 1) if device.type == "cuda" else os.cpu_count() or 1
+    cores = os.cpu_count() or 1
+    if device.type == "cuda":
+        cards = torch.cuda.device_count() if wish == "processes" and device.index is None else 1
+        count = lanes or 4 * cards
+    elif wish == "processes":
+        count = lanes or cores
+    else:
+        count = lanes or (1 if model == "mlp" else min(cores, 4))
     if wish == "auto":
         return ("threads", count) if count > 1 else ("serial", 1)
     return wish, count
