@@ -101,7 +101,9 @@ def run(
     ] = "test",
     holdout: opt.Holdout = 0.0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
-    lanes: Annotated[str, typer.Option(help="Clients trained at once; auto: 4 on a GPU, 1 on a CPU.")] = "auto",
+    lanes: Annotated[
+        str, typer.Option(help="Clients trained at once; auto: 4 on a GPU, one a core on a CPU (1 for an MLP).")
+    ] = "auto",
     executor: Annotated[str, typer.Option(help=f"{', '.join(runtime.EXECUTORS)}.")] = "auto",
     deterministic: Annotated[bool, typer.Option(help="Repeatable kernels.")] = True,
     data_root: opt.DataRoot = None,

@@ -20,7 +20,8 @@ import torch
 
 from flnoisebench import api, streams, trees
 from flnoisebench.api import Batch, Fit, Method, Optimiser, Protocol
-from flnoisebench.engine import losses, steps, training
+from flnoisebench.engine import losses, training
+from flnoisebench.engine import steps as engine_steps
 from flnoisebench.engine.batches import Feed, cut
 from flnoisebench.engine.flat import FlatNetwork
 from flnoisebench.engine.images import DeviceImages, Look
@@ -138,9 +139,9 @@ class Lane:
         # a stream of its own: lanes run at once, and recordings need one that is not the default
         self.stream = torch.cuda.Stream(engine.device) if engine.device.type == "cuda" else None
         self._networks: dict[str, torch.nn.Module] = {}
-        self._sessions: OrderedDict[Any, steps.Session] = OrderedDict()
-        self._passes: OrderedDict[Any, steps.Pass] = OrderedDict()
-        self._steppers: OrderedDict[Any, steps.Stepper] = OrderedDict()
+        self._sessions: OrderedDict[Any, engine_steps.Session] = OrderedDict()
+        self._passes: OrderedDict[Any, engine_steps.Pass] = OrderedDict()
+        self._steppers: OrderedDict[Any, engine_steps.Stepper] = OrderedDict()
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -176,58 +177,29 @@ class Lane:
         network._flat.hand_out(frozen=frozen)  # type: ignore[union-attr, operator]
         return network
 
-    def session(
-        self,
-        network: torch.nn.Module,
-        loss: api.Loss,
-        *,
-        feed: Feed,
-        others: Mapping[str, Feed],
-        labels: torch.Tensor,
-        sample: Mapping[str, torch.Tensor],
-        draw: Mapping[str, torch.Tensor],
-        given: Tree,
-        frozen: Mapping[str, torch.nn.Module],
-        carry: Tree,
-        optimiser: Optimiser,
-        precision: str,
-    ) -> steps.Session:
+    def session(self, network: torch.nn.Module, loss: api.Loss, call: engine_steps.Call) -> engine_steps.Session:
         """The session for this call of ``fit``, begun: a remembered one where such a call was made before."""
+        optimiser, images = call.optimiser, call.feed.images
         build = optimiser.name, optimiser.momentum, optimiser.weight_decay
-        trained = steps.structure(network)
+        trained = engine_steps.structure(network)
         stepper = self._steppers.get((trained, build))
         if stepper is None:
-            leaves = steps.Leaves(network)
+            leaves = engine_steps.Leaves(network)
             if self.engine.capture and not leaves.made_here:
-                steps.say_once("foreign network", "a network that model() did not make is trained step by step")
-            stepper = steps.Stepper(leaves, optimiser)
+                engine_steps.say_once("foreign network", "a network that model() did not make is trained step by step")
+            stepper = engine_steps.Stepper(leaves, optimiser)
             if leaves.made_here:
                 _remember(self._steppers, (trained, build), stepper)
         static = self.engine.static and stepper.leaves.made_here
-        rows = self.engine.largest if feed.images.pixels is self.engine.pixels else feed.images.size
-        key = (
-            *(loss, trained, build, precision, rows, feed.views),
-            *(tuple(sample), tuple(draw), steps.room(draw), labels.dtype, labels.shape[1:]),
-            *(tuple((name, other.sizes[0], other.views) for name, other in others.items()),),
-            *(steps.describe([value[:0] for value in (*sample.values(), *draw.values())]),),
-            *(steps.describe(given), steps.describe(carry)),
-            *(tuple((name, steps.structure(net)) for name, net in frozen.items()),),
-        )
+        rows = self.engine.largest if images.pixels is self.engine.pixels else images.size
+        key = (loss, trained, build, rows, call.kind()) if static else None
         session = self._sessions.get(key) if static else None
         if session is None:
-            session = steps.make_session(
+            session = engine_steps.make_session(
                 network,
                 loss,
-                feed=feed,
-                others=others,
-                labels=labels,
-                sample=sample,
-                draw=draw,
-                given=given,
-                frozen=frozen,
-                carry=carry,
+                call,
                 stepper=stepper,
-                precision=precision,
                 rows=rows,
                 static=static,
                 stream=self.stream if static and self.engine.capture else None,
@@ -235,10 +207,7 @@ class Lane:
             )
             if static:
                 _remember(self._sessions, key, session)
-        session.begin(
-            feed=feed, others=others, labels=labels, sample=sample, draw=draw, given=given, carry=carry,
-            lr=optimiser.lr,
-        )  # fmt: skip
+        session.begin(call)
         return session
 
     def passing(
@@ -250,21 +219,21 @@ class Lane:
         *,
         size: int,
         precision: str,
-    ) -> steps.Pass:
+    ) -> engine_steps.Pass:
         """The pass for this call of ``apply``: a remembered one where such a call was made before."""
         key = (
-            *(function, images.pixels.data_ptr(), size, precision, steps.describe(given)),
-            *((name, steps.structure(net)) for name, net in frozen.items()),
+            *(function, images.pixels.data_ptr(), size, precision, engine_steps.describe(given)),
+            *((name, engine_steps.structure(net)) for name, net in frozen.items()),
         )
         known = self._passes.get(key)
         if known is None:
             # a closure is another function in each call, and what it captures may differ: it runs directly
             stream = self.stream if self.engine.capture and losses.is_plain(function) else None
-            known = steps.Pass(
+            known = engine_steps.Pass(
                 function, images, frozen, given, size=size, precision=precision, stream=stream, meter=self.meter
             )
             _remember(self._passes, key, known)
-        steps.copy_into(known.given, given)
+        engine_steps.copy_into(known.given, given)
         return known
 
     def shared(self, tree: Tree) -> str | None:
@@ -418,10 +387,7 @@ class _Side(api.Side):
         meter.images["skipped"] += positions.numel() - feed.used
         modes = [(module, module.training) for module in network.modules() if not module.training]
         with meter.time("fit", device):
-            result = training.fit(
-                network,
-                loss,
-                lane=self._lane,
+            call = engine_steps.Call(
                 feed=feed,
                 others=others,
                 labels=labels,
@@ -430,10 +396,10 @@ class _Side(api.Side):
                 given=losses.as_tensors(given, device, "given"),
                 frozen=frozen or {},
                 carry=losses.as_tensors(carry, device, "carry"),
-                steps=steps,
                 optimiser=optimiser or self.protocol.optimiser_at(self.round),
                 precision=self.protocol.precision,
             )
+            result = training.fit(network, loss, lane=self._lane, call=call, steps=steps)
         for module, mode in modes:  # fit itself trains in training mode, whatever it was handed
             module.training = mode
         if not np.isfinite(result.loss):

@@ -71,6 +71,33 @@ def structure(network: torch.nn.Module) -> tuple[Any, ...]:
     )
 
 
+@dataclass(frozen=True)
+class Call:
+    """What one call of ``fit`` brings, checked and on the device: see ``api.Side.fit``."""
+
+    feed: Feed
+    others: Mapping[str, Feed]
+    labels: torch.Tensor
+    sample: Mapping[str, torch.Tensor]
+    draw: Mapping[str, torch.Tensor]
+    given: Tree
+    frozen: Mapping[str, torch.nn.Module]
+    carry: Tree
+    optimiser: Optimiser
+    precision: str
+
+    def kind(self) -> Any:
+        """What a recorded step depends on: names, structures, shapes and dtypes, and nothing of the values."""
+        return (
+            *(self.precision, self.feed.views, self.labels.dtype, self.labels.shape[1:]),
+            *(tuple(self.sample), tuple(self.draw), room(self.draw)),
+            *(describe([value[:0] for value in (*self.sample.values(), *self.draw.values())]),),
+            *(tuple((name, other.sizes[0], other.views) for name, other in self.others.items()),),
+            *(describe(self.given), describe(self.carry)),
+            *(tuple((name, structure(network)) for name, network in self.frozen.items()),),
+        )
+
+
 class Source:
     """One stream of batches: a chunk of an epoch in its shuffled order, and the position up to which it was read.
 
@@ -187,33 +214,22 @@ class Session:
     at: tuple[int, int] = (0, 0)  # step and row, where nothing is static
     losses: list[tuple[torch.Tensor, int]] = field(default_factory=list)  # likewise total
 
-    def begin(
-        self,
-        *,
-        feed: Feed,
-        others: Mapping[str, Feed],
-        labels: torch.Tensor,
-        sample: Mapping[str, torch.Tensor],
-        draw: Mapping[str, torch.Tensor],
-        given: Tree,
-        carry: Tree,
-        lr: float,
-    ) -> None:
+    def begin(self, call: Call) -> None:
         """Start on a call of ``fit``."""
-        self.main.begin(feed, labels)
+        self.main.begin(call.feed, call.labels)
         for name, source in self.others.items():
-            source.begin(others[name], labels)
+            source.begin(call.others[name], call.labels)
         if not self.static:
-            self.sample = {name: value.clone() for name, value in sample.items()}
-            self.draw, self.given, self.carry = dict(draw), given, map_tensors(torch.clone, carry)
+            self.sample = {name: value.clone() for name, value in call.sample.items()}
+            self.draw, self.given, self.carry = dict(call.draw), call.given, map_tensors(torch.clone, call.carry)
         else:
-            for held, new in ((self.sample, sample), (self.draw, draw)):
+            for held, new in ((self.sample, call.sample), (self.draw, call.draw)):
                 for name, value in new.items():
                     held[name][: value.shape[0]].copy_(value)
-            copy_into(self.given, given)
-            copy_into(self.carry, carry)
-        self.stepper.restart(lr)
-        self.steps.fill_(len(feed.sizes))
+            copy_into(self.given, call.given)
+            copy_into(self.carry, call.carry)
+        self.stepper.restart(call.optimiser.lr)
+        self.steps.fill_(len(call.feed.sizes))
         if self.static:
             for counter in (self.row, self.step, self.total):
                 counter.zero_()
@@ -477,24 +493,16 @@ class Stepper:
 def make_session(
     network: torch.nn.Module,
     loss: Callable[..., Any],
+    call: Call,
     *,
-    feed: Feed,
-    others: Mapping[str, Feed],
-    labels: torch.Tensor,
-    sample: Mapping[str, torch.Tensor],
-    draw: Mapping[str, torch.Tensor],
-    given: Tree,
-    frozen: Mapping[str, torch.nn.Module],
-    carry: Tree,
     stepper: Stepper,
-    precision: str,
     rows: int,
     static: bool,
     stream: Any,
     meter: Meter,
 ) -> Session:
     """A session for calls like this one.  rows: images of the largest owner whose calls share it."""
-    device = feed.images.pixels.device
+    feed, device = call.feed, call.feed.images.pixels.device
 
     def held(named: Mapping[str, torch.Tensor], least: int) -> dict[str, torch.Tensor]:
         shapes = {name: (max(least, value.shape[0]), *value.shape[1:]) for name, value in named.items()}
@@ -508,14 +516,14 @@ def make_session(
         network=network,
         leaves=stepper.leaves,
         stepper=stepper,
-        precision=precision,
-        main=Source(feed, labels, rows=rows, static=static),
-        others={name: Source(other, labels, rows=rows, static=static) for name, other in others.items()},
-        sample=held(sample, rows) if static else {},
-        draw=held(draw, room(draw)) if static else {},
-        given=map_tensors(torch.clone, given) if static else None,
-        frozen=frozen,
-        carry=map_tensors(torch.clone, carry) if static else None,
+        precision=call.precision,
+        main=Source(feed, call.labels, rows=rows, static=static),
+        others={name: Source(other, call.labels, rows=rows, static=static) for name, other in call.others.items()},
+        sample=held(call.sample, rows) if static else {},
+        draw=held(call.draw, room(call.draw)) if static else {},
+        given=map_tensors(torch.clone, call.given) if static else None,
+        frozen=call.frozen,
+        carry=map_tensors(torch.clone, call.carry) if static else None,
         step=counter(),
         steps=torch.zeros((), dtype=torch.int64, device=device),
         row=counter(),

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from flnoisebench import api
-from flnoisebench.api import Batch, Fit, Optimiser
-from flnoisebench.engine.batches import Feed, draw_looks
+from flnoisebench.api import Batch, Fit
+from flnoisebench.engine.batches import draw_looks
 from flnoisebench.engine.images import DeviceImages
 from flnoisebench.engine.losses import autocast, unpack
+from flnoisebench.engine.steps import Call
 from flnoisebench.trees import Tree
 
 if TYPE_CHECKING:
@@ -23,50 +24,21 @@ APPLY_BATCH = 512  # images without gradient, on a CPU
 RECORDED_BATCH = 256  # the same on a GPU, where a last batch is filled up: half of it is wasted on average
 
 
-def fit(
-    network: torch.nn.Module,
-    loss: api.Loss,
-    *,
-    lane: Lane,
-    feed: Feed,
-    others: Mapping[str, Feed],
-    labels: torch.Tensor,
-    sample: Mapping[str, torch.Tensor],
-    draw: Mapping[str, torch.Tensor],
-    given: Tree,
-    frozen: Mapping[str, torch.nn.Module],
-    carry: Tree,
-    steps: int,
-    optimiser: Optimiser,
-    precision: str,
-) -> Fit:
-    """The training loop behind ``Side.fit``; everything is checked and on the device by now."""
+def fit(network: torch.nn.Module, loss: api.Loss, *, lane: Lane, call: Call, steps: int) -> Fit:
+    """The training loop behind ``Side.fit``."""
     if not steps:
-        return Fit(0.0, carry, {name: value.clone() for name, value in sample.items()}, 0)
+        return Fit(0.0, call.carry, {name: value.clone() for name, value in call.sample.items()}, 0)
     for module in network.modules():
         module.training = True
     with lane.at_work():
-        session = lane.session(
-            network,
-            loss,
-            feed=feed,
-            others=others,
-            labels=labels,
-            sample=sample,
-            draw=draw,
-            given=given,
-            frozen=frozen,
-            carry=carry,
-            optimiser=optimiser,
-            precision=precision,
-        )
+        session = lane.session(network, loss, call)
         seen = 0
         for _ in range(steps):
             size = session.next_batch()
             session.advance(*size)
             seen += size[0]
         mean = session.loss_sum() / max(seen, 1)
-        count = feed.images.size
+        count = call.feed.images.size
         return Fit(
             mean,
             api.map_tensors(lambda tensor: tensor.detach().clone(), session.carry),
