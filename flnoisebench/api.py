@@ -588,6 +588,7 @@ class Dataset(ABC):
     std: ClassVar[tuple[float, ...]]
     crop_padding: ClassVar[int] = 0  # pixels of zero padding before a random crop in training; 0: no crop
     flip: ClassVar[bool] = False  # random horizontal flips in training
+    labels_are_true: ClassVar[bool] = True  # False: training labels are wrong to an unknown degree (Clothing1M)
     protocol: ClassVar[str]  # the shipped protocol used by default
     source: ClassVar[str]  # where it comes from, and its terms
 

@@ -89,7 +89,6 @@ def build_encoder(name: str, shape: tuple[int, int, int], classes: int) -> Encod
     """
     if name not in MODELS:
         near = difflib.get_close_matches(name, MODELS, n=3)
-        raise ValueError(
-            f"unknown model {name!r}. " + (f"Did you mean {near}? " if near else "") + f"Known: {[*MODELS]}"
-        )
+        hint = f"Did you mean {' or '.join(near)}? " if near else ""
+        raise ValueError(f"unknown model {name!r}. {hint}Known: {', '.join(MODELS)}.")
     return MODELS[name](shape, classes)

@@ -148,6 +148,8 @@ def pick_device(wish: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(wish)
+        if device.type not in ("cpu", "cuda"):
+            raise ValueError(f"--device must be auto, cpu, cuda or cuda:N, not {wish}")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"--device {wish} cannot be used here: {str(error).splitlines()[0]}") from None
@@ -175,7 +177,8 @@ def prepare(
         arrays = dataset.load(data_root, public=wants_public)
     classes = len(arrays.classes or dataset.classes)
     if scene is None:
-        scene = scenario.build(settings.scenario, arrays.train_labels.numpy(), classes, data_digest(arrays))
+        labels, known = arrays.train_labels.numpy(), dataset.labels_are_true
+        scene = scenario.build(settings.scenario, labels, classes, data_digest(arrays), labels_are_true=known)
     return Run(
         settings, method_class, dataset, arrays, *scene, folder=settings.folder(out), device=place, lanes=lanes,
         executor=executor,

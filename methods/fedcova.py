@@ -508,9 +508,9 @@ class FedCova(Method):
     # -- server
 
     def init(self, server: Server) -> Tree:
-        """weights: w.  classifier: pooled statistics with momentum; raw: this round's.  turn: where in a round we
-        are (None: at its start; else the next task, its cohort, and whom it corrects)."""
-        return {"weights": weights(server.model()), "classifier": None, "raw": None, "turn": None}
+        """weights: w.  classifier: pooled statistics with momentum; raw: this round's.  suspects: clients corrected so
+        far.  turn: where in a round we are (None: at its start; else the next task, its cohort, whom it corrects)."""
+        return {"weights": weights(server.model()), "classifier": None, "raw": None, "suspects": [], "turn": None}
 
     def plan(self, state: Tree, server: Server) -> Plan:
         task, turn = self._task(state, server), state["turn"]
@@ -532,9 +532,14 @@ class FedCova(Method):
         if task == "score":
             disagreement = {upload.client: upload.content["disagreement"] for upload in uploads}
             correct, remove = noisiest(disagreement, self.config.gate, self.config.k1, self.config.k2)
-            server.claim(correct)
+            suspects = sorted({*state["suspects"], *correct})  # a corrected client agrees later, and stays noisy
+            server.claim(suspects)
             server.note(disagreement=list(disagreement.values()), corrected=correct, corrected_externally=remove)
-            return {**state, "turn": {"task": "train", "cohort": cohort, "correct": correct, "remove": remove}}
+            return {
+                **state,
+                "suspects": suspects,
+                "turn": {"task": "train", "cohort": cohort, "correct": correct, "remove": remove},
+            }
         if task == "train":
             w = average([upload.content["weights"] for upload in uploads], [upload.size for upload in uploads])
             state = {**state, "weights": w, "turn": None}

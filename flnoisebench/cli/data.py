@@ -24,8 +24,8 @@ def list_(data_root: opt.DataRoot = None) -> None:
         data = registry.load_dataset(name)
         try:
             arrays = data.load(root)
-        except MissingData:
-            line(name, "missing", f"flnoisebench data fetch {name} --data-root {root}")
+        except MissingData as error:
+            line(name, "missing", " ".join(str(error).split()))
         except ValueError as error:
             line(name, "damaged", str(error))
         else:

@@ -55,7 +55,8 @@ def build(
     data = registry.load_dataset(dataset)
     arrays = data.load(data_root or opt.default_data_root())
     classes = len(arrays.classes or data.classes)
-    built = scenario.build(spec, arrays.train_labels.numpy(), classes, data_digest(arrays))
+    labels, known = arrays.train_labels.numpy(), data.labels_are_true
+    built = scenario.build(spec, labels, classes, data_digest(arrays), labels_are_true=known)
     path = out or Path(f"{dataset}-{spec.slug}-draw{draw}.safetensors")
     scenario.save(path, *built)
     print_scenario(*built)
