@@ -131,7 +131,7 @@ def _require(root: Path, files: type[official.CIFAR10], listed: Sequence[Sequenc
     raise MissingData(
         f"{what} is read from {folder}, which "
         + (f"lacks {', '.join(absent)}" if folder.is_dir() else "is not there")
-        + f".  Get {name} with `flnoisebench data fetch {name.lower()} --data-root {root}`; where "
+        + f".  Get it with `flnoisebench data fetch {name.lower()} --data-root {root}`; where "
         f"{files.filename} already lies in {root}, that unpacks it without a download."
     )
 

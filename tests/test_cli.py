@@ -621,7 +621,10 @@ def test_data_list_says_of_each_data_set_what_is_there_and_how_to_get_the_rest(t
     lines = {line.split("\t")[0]: line.split("\t")[1:] for line in done("data", "list").splitlines()}
     assert list(lines) == registry.names(registry.DATASETS)
     assert lines["digits"] == ["there", "1438 + 359 images 1x8x8, 10 classes"]
-    assert lines["cifar100"] == ["missing", f"flnoisebench data fetch cifar100 --data-root {root}"]
+    assert lines["cifar100"][0] == "missing"
+    assert f"flnoisebench data fetch cifar100 --data-root {root}" in lines["cifar100"][1]
+    assert lines["folder"][0] == "missing"
+    assert "train/<class>/*" in lines["folder"][1]  # nothing to fetch: it says what to put there
     assert lines["cifar10"][0] == "damaged"
     assert "data_batch_1" in lines["cifar10"][1]
 
