@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,19 +27,28 @@ class TreeError(TypeError):
     """Something that is no tree; the message says where in it."""
 
 
-def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
+_SEQUENCES = (list, tuple)  # isinstance takes a tuple faster than a union, and trees are walked for every client
+
+
+def leaves(tree: Tree) -> list[tuple[str, Any]]:
     """Every leaf with its path (``weights/fc.bias``), dict keys in sorted order.
 
     Sorted, so that two equal dicts filled in another order have one digest.
     """
+    found: list[tuple[str, Any]] = []
+    _collect(tree, "", found)
+    return found
+
+
+def _collect(tree: Tree, path: str, found: list[tuple[str, Any]]) -> None:
     if isinstance(tree, dict):
         for key in sorted(tree):
-            yield from leaves(tree[key], f"{path}/{key}" if path else str(key))
-    elif isinstance(tree, list | tuple):
+            _collect(tree[key], f"{path}/{key}" if path else str(key), found)
+    elif isinstance(tree, _SEQUENCES):
         for i, item in enumerate(tree):
-            yield from leaves(item, f"{path}/{i}" if path else str(i))
+            _collect(item, f"{path}/{i}" if path else str(i), found)
     else:
-        yield path, tree
+        found.append((path, tree))
 
 
 def check(tree: Tree, what: str) -> None:
@@ -49,7 +58,7 @@ def check(tree: Tree, what: str) -> None:
             if not isinstance(key, str):
                 raise TreeError(f"{what}: dict keys must be str, not {type(key).__name__} {key!r}")
             check(value, f"{what}/{key}")
-    elif isinstance(tree, list | tuple):
+    elif isinstance(tree, _SEQUENCES):
         for i, value in enumerate(tree):
             check(value, f"{what}/{i}")
     elif isinstance(tree, torch.Tensor):
@@ -271,7 +280,7 @@ def _skeleton(tree: Tree) -> Any:
     """The containers alone: an empty dict, a list and a tuple must not look alike."""
     if isinstance(tree, dict):
         return {key: _skeleton(tree[key]) for key in sorted(tree)}
-    if isinstance(tree, list | tuple):
+    if isinstance(tree, _SEQUENCES):
         return [type(tree).__name__, *map(_skeleton, tree)]
     return None
 
@@ -290,7 +299,7 @@ def to_bytes(tree: Tree) -> bytes:
         if isinstance(node, dict):
             # in the order of insertion: a method that sums over a dict must meet the same order after a resume
             return {"dict": [[key, encode(value)] for key, value in node.items()]}
-        if isinstance(node, list | tuple):
+        if isinstance(node, _SEQUENCES):
             return {type(node).__name__: [encode(item) for item in node]}
         if isinstance(node, torch.Tensor):
             name = f"{len(tensors):06d}"
