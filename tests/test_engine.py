@@ -590,7 +590,7 @@ def test_encoders_give_features_of_their_width_for_grey_and_coloured_images(name
 
 
 def test_an_unknown_model_is_answered_with_near_misses():
-    with pytest.raises(ValueError, match=r"unknown model 'resnet-18'\. Did you mean \['resnet18"):
+    with pytest.raises(ValueError, match=r"unknown model 'resnet-18'\. Did you mean resnet18"):
         build_encoder("resnet-18", (3, 32, 32), 10)
     assert set(MODELS) >= {"mlp", "small-cnn", "resnet18", "resnet34", "resnet50"}
 
