@@ -910,11 +910,8 @@ def test_guarantee_7_a_folder_that_cannot_be_written_is_named(tmp_path):
 def test_guarantee_7_the_command_line_resumes_says_done_and_names_failures(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
-    from flnoisebench.cli import main
+    from flnoisebench.cli.main import app
 
-    app = getattr(main, "app", None)
-    if app is None:
-        pytest.skip("the command line has no app object to call in-process")
     command = "run --method fedavg --dataset digits --clients 3 --rounds 2 --noise clean --partition iid --device cpu"
     arguments = [*command.split(), "--json", "--out", str(tmp_path)]
     first = CliRunner().invoke(app, arguments)

@@ -90,6 +90,18 @@ def test_what_a_call_brings_reaches_a_remembered_session():
     torch.testing.assert_close(moved[1], 3 * moved[0], rtol=1e-4, atol=1e-6)
 
 
+def carrying(network, batch):
+    return F.cross_entropy(network(batch.x), batch.y), {"seen": batch.step}
+
+
+def test_a_carry_that_was_not_begun_is_refused():
+    side = Lane(tiny_engine(fixtures.Averaging(), clients=1)).client(0, None, 0, 0)
+    with pytest.raises(ValueError, match="carrying returned a carry, but fit was given none"):
+        side.fit(side.model(), carrying)
+    fit = side.fit(side.model(name="b"), carrying, carry={"seen": -1}, stream="second")
+    assert int(fit.carry["seen"]) == 8  # 72 images in batches of 8
+
+
 def test_old_sessions_make_room(monkeypatch):
     monkeypatch.setattr("flnoisebench.engine.MOST_SESSIONS", 2)
     engine = tiny_engine(fixtures.Averaging(), clients=1)

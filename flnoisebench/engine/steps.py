@@ -169,7 +169,6 @@ class Leaves:
         flats: list[FlatNetwork] = [flat for flat in found if isinstance(flat, FlatNetwork)]
         parameters = list(network.parameters())
         covered = {id(parameter) for flat in flats for parameter in flat.network.parameters()}
-        self.flats = flats
         self.made_here = all(id(parameter) in covered for parameter in parameters)
         if self.made_here and all(parameter.requires_grad for parameter in parameters):
             self.parameters: list[torch.nn.Parameter] = [leaf for flat in flats for leaf in flat.leaves]
@@ -279,6 +278,11 @@ class Session:
             self.stepper.step()
         with torch.no_grad():
             if carry is not None:
+                if self.carry is None:
+                    raise ValueError(
+                        f"the loss {self.loss.__qualname__} returned a carry, but fit was given none to begin with: "
+                        "pass carry= of the same structure and shapes"
+                    )
                 copy_into(self.carry, map_tensors(torch.clone, carry))  # a clone: the new may be made of the old
             for name, new in rows.items():
                 self.sample[name].index_copy_(0, index, new.to(self.sample[name].dtype))
