@@ -345,7 +345,8 @@ class Side(ABC):
         protocol's; steps: that many steps instead of epochs, reshuffling as often as needed.  streams: {name:
         {"subset", "views", "batch"}} for ``Batch.other``, each cycling through its subset independently of the
         main one.  draw: {name: [epochs * steps an epoch, ...]}.  sample, given, frozen, carry: see ``Batch``; a
-        loss that returns a carry needs one to begin with, of the same structure and shapes.  stream: the name of the random stream for shuffling and augmentation, once a call.
+        loss that returns a carry needs one to begin with, of the same structure and shapes.  stream: the name of the
+        random stream for shuffling and augmentation, once a call.
 
         Raises ValueError for a closure as loss (it names the captured variable) and for tensors of a wrong
         length, FloatingPointError when the loss becomes NaN or infinite.  A sample alone in its batch cannot pass
