@@ -492,6 +492,7 @@ class Run:
 
     def _close_round(self, position: _Position, meter: Meter, started: float) -> RoundRecord:
         round, opened = position.round, position.open
+        written = trees.writes(position.server)
         with meter.time("evaluate", self.device):
             server = self._lane.server(round, position.exchange, "predict")
 
@@ -506,6 +507,11 @@ class Run:
             judged = self.judge.judge(position.claims, position.noisy_clients)
             diagnostics = self._call(
                 "diagnostics", round, position.exchange, lambda: dict(self.method.diagnostics(position.server))
+            )
+        if trees.writes(position.server) != written:
+            raise MethodError(
+                f"{self._where(round, position.exchange)}: predictors or diagnostics wrote into the server's state in "
+                "place; clone first"
             )
         chain = position.digest + evaluation.prediction_digest(scores)
         position.digest = hashlib.sha256(chain.encode()).hexdigest()

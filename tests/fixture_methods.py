@@ -509,6 +509,8 @@ class Faulty(Averaging):
         return super().aggregate(state, uploads, server)
 
     def predictors(self, state, server):
+        if self._bad(server, "state written late"):
+            next(iter(state.values())).add_(1)
         if self._bad(server, "nan scores"):
             return {"main": lambda images: torch.full((len(images), server.classes), float("nan"))}
         return super().predictors(state, server)

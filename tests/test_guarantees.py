@@ -562,6 +562,8 @@ def test_guarantee_5_buffers_travel_too(finish):
 def test_guarantee_5_skipped_samples_are_counted_by_hand(finish):
     _, rounds, _ = finish(FedAvg, clients=3, rounds=1, batch=7, last_batch="drop")
     assert rounds[0].images == {"trained": 3 * 21, "passed": 30, "skipped": 3 * 3}  # 24 = 7 + 7 + 7 + 3
+    _, twice, _ = finish(fixtures.Averaging, batch=7, last_batch="drop", local_epochs=2)
+    assert twice[0].images == {"trained": 2 * 3 * 21, "passed": 30, "skipped": 2 * 3 * 3}  # in each epoch
 
 
 def test_guarantee_5_a_pair_of_networks_counts_each_image_twice(finish):
@@ -606,6 +608,7 @@ SERVER_FAULTS = {
     "strange cohort": "the cohort must be a sequence of client ids: .*'somebody'",
     "no plan": "plan must return a Plan or None, not str",
     "state written": "wrote into the server's state in place",
+    "state written late": "predictors or diagnostics wrote into the server's state in place",
     "aggregate": "aggregate: RuntimeError: the sum went wrong",
     "nan state": "aggregate's state is not finite",
     "aliased sum": "aggregate's state shares the memory of the server's network",

@@ -384,7 +384,8 @@ class _Side(api.Side):
         }
         feed = Feed(images, positions, sizes, views, _epoch_streams(names))
         meter = self._lane.meter
-        meter.images["skipped"] += positions.numel() - feed.used
+        passes = -(-steps // len(sizes)) if sizes else self.protocol.local_epochs if epochs is None else epochs
+        meter.images["skipped"] += passes * (positions.numel() - feed.used)
         modes = [(module, module.training) for module in network.modules() if not module.training]
         with meter.time("fit", device):
             call = engine_steps.Call(
