@@ -58,7 +58,7 @@ from flnoisebench.trees import Tree, map_tensors, to, vectors
 __all__ = [
     "KEEP", "Arrays", "Batch", "Card", "Claims", "Client", "Config", "Dataset", "Field", "Fit", "Images",
     "Method", "MissingData", "Optimiser", "Plan", "Preset", "Protocol", "Reply", "Rounds", "Server", "Tree",
-    "Upload", "average", "cross_entropy", "map_tensors", "to", "weights",
+    "Upload", "average", "cross_entropy", "map_tensors", "moments", "to", "weights",
 ]  # fmt: skip
 
 
@@ -121,6 +121,12 @@ class Rounds:
         return core_schema.no_info_plain_validator_function(
             cls._parse, serialization=core_schema.plain_serializer_function_ser_schema(lambda r: r.value)
         )
+
+
+def moments(rounds: int, start: Rounds, period: Rounds, stop: Rounds) -> range:
+    """The rounds of a run of ``rounds`` in which something happens that begins at ``start``, comes every ``period`` (at
+    least 1) and is over before ``stop``."""
+    return range(start.of(rounds), min(stop.of(rounds), rounds), max(1, period.of(rounds)))
 
 
 class Optimiser(Config):

@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
@@ -22,10 +23,14 @@ class UnknownName(ValueError):
     """No method, data set or other named thing of this name; the message holds near misses."""
 
 
+def near(name: str, known: Sequence[str]) -> str:
+    """`` Did you mean a or b?``, or nothing when nothing known resembles the name."""
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f" Did you mean {' or '.join(close)}?" if close else ""
+
+
 def unknown(kind: str, name: str, known: list[str], advice: str = "") -> UnknownName:
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    return UnknownName(f"unknown {kind} {name!r}.{hint} Known: {', '.join(sorted(known))}.{advice}")
+    return UnknownName(f"unknown {kind} {name!r}.{near(name, known)} Known: {', '.join(sorted(known))}.{advice}")
 
 
 def _entries(group: str) -> dict[str, EntryPoint]:

@@ -43,7 +43,7 @@ from flnoisebench.executors import (
 )  # fmt: skip
 from flnoisebench.profiling import Meter, peak_memory, synchronise
 from flnoisebench.records import Accuracy, RoundRecord, RunResult
-from flnoisebench.settings import Settings
+from flnoisebench.settings import SAID, Settings
 from flnoisebench.trees import Tree
 
 EXECUTORS = ("auto", "serial", "threads", "processes", "debug")
@@ -81,6 +81,13 @@ def told_to(method: type[Method], nominal: Mapping[str, float]) -> dict[str, flo
             f"the card of {method.card.title} asks for {sorted(strange)}; a method can be told {[*nominal]}"
         )
     return {name: float(nominal[name]) for name in method.card.told}
+
+
+def build_scenario(spec: scenario.ScenarioSpec, dataset: Dataset, arrays: Arrays) -> scenario.Manifest:
+    """Draw the scenario on a loaded data set."""
+    classes = len(arrays.classes or dataset.classes)
+    labels, known = arrays.train_labels.numpy(), dataset.labels_are_true
+    return scenario.build(spec, labels, classes, data_digest(arrays), labels_are_true=known)
 
 
 def evaluation_set(
@@ -175,10 +182,8 @@ def prepare(
     if arrays is None:
         wants_public = "public images" in method_class.card.conditions
         arrays = dataset.load(data_root, public=wants_public)
-    classes = len(arrays.classes or dataset.classes)
     if scene is None:
-        labels, known = arrays.train_labels.numpy(), dataset.labels_are_true
-        scene = scenario.build(settings.scenario, labels, classes, data_digest(arrays), labels_are_true=known)
+        scene = build_scenario(settings.scenario, dataset, arrays)
     return Run(
         settings, method_class, dataset, arrays, *scene, folder=settings.folder(out), device=place, lanes=lanes,
         executor=executor,
@@ -274,7 +279,6 @@ class Run:
         self.scene = scene
         self.told = told_to(method_class, scene.told)
         self.judge = evaluation.Judge(scene, truth)
-        self.class_names = arrays.classes or dataset.classes
         self.federation = _federation(scene, truth)
         self._method_class = method_class
         self._source = registry.source_digest(method_class)
@@ -286,7 +290,7 @@ class Run:
             arrays.train_images,
             torch.as_tensor(np.array(scene.given), dtype=torch.int64),
             [scene.positions(client) for client in range(scene.spec.clients)],
-            len(self.class_names),
+            scene.classes,
             look,
             arrays.public,
             self.told,
@@ -326,12 +330,10 @@ class Run:
         try:
             commit = checkpoint.load()
             self._write_settings()
-            self._session_start = time.perf_counter()
             if self.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(self.device)
             executor = self._make_executor()
             position = _Position.of(self._home(commit)) if commit else self._first(checkpoint)
-            self.resumed_at = position.round if commit else None
             while not position.ended and position.round < self.settings.protocol.rounds:
                 record = self._exchange(position, executor, checkpoint)
                 if record is not None:
@@ -532,7 +534,7 @@ class Run:
             bytes_up=opened.bytes_up,
             bytes_down=opened.bytes_down,
             images={name: int(opened.images[name]) for name in ("trained", "passed", "skipped")},
-            seconds={name: round_to(value) for name, value in sorted(opened.seconds.items())},
+            seconds={name: _rounded(value) for name, value in sorted(opened.seconds.items())},
             peak_memory=peak_memory(self.device),
             digest=position.digest,
         )
@@ -592,8 +594,7 @@ class Run:
             records.write_json(path, self.settings)
             return
         found = records.load_settings(self.folder)
-        free = {"changed", "preset", "track", "protocol_overrides"}  # how the settings were said, not what they are
-        if found.model_dump(exclude=free) != self.settings.model_dump(exclude=free):
+        if found.model_dump(exclude=SAID) != self.settings.model_dump(exclude=SAID):
             raise ValueError(f"{path} describes another run; give this one another --out, or move that folder away")
         if source.exists() and source.read_text() != self._source:
             raise ValueError(
@@ -636,7 +637,7 @@ class Run:
             bytes_up=position.totals["bytes_up"],
             bytes_down=position.totals["bytes_down"],
             images={name: int(value) for name, value in position.totals["images"].items()},
-            seconds={name: round_to(value) for name, value in sorted(position.totals["seconds"].items())},
+            seconds={name: _rounded(value) for name, value in sorted(position.totals["seconds"].items())},
             peak_memory=position.totals["peak_memory"],
             digest=position.digest,
             environment=environment(self.device, self._executor_kind, self._lanes, self._source),
@@ -649,8 +650,9 @@ def _same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and a == b
 
 
-def round_to(seconds: float) -> float:
-    return math.floor(seconds * 1e6 + 0.5) / 1e6
+def _rounded(seconds: float) -> float:
+    """To microseconds; here, since elsewhere in this file ``round`` is a round's number."""
+    return round(seconds, 6)
 
 
 def _chained(previous: str, state: Tree, outcomes: Sequence[Outcome]) -> str:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pydantic
 
 from flnoisebench import protocols, registry
 from flnoisebench.api import Config, Field, Method, Protocol
 from flnoisebench.scenario import Noise, Partition, ScenarioSpec, noise_from
+
+SAID = {"changed", "preset", "track", "protocol_overrides"}  # fields for how settings were said, not what they are
 
 
 class Settings(Config):
@@ -39,8 +40,7 @@ class Settings(Config):
     @property
     def key(self) -> str:
         """10 hex digits over what changes results within a scenario, draw and seed apart."""
-        said = {"changed", "preset", "track", "protocol_overrides"}  # how the settings were said, not what they are
-        content = self.model_dump(mode="json", exclude={"seed", "scenario", *said})
+        content = self.model_dump(mode="json", exclude={"seed", "scenario", *SAID})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
 
     def folder(self, out: Path) -> Path:
@@ -51,8 +51,8 @@ class Settings(Config):
         return out / scenario.dataset / scenario.slug / method / self.key / leaf
 
 
-EVALUATE_ON = ("test", "test-a", "test-b", "validation", "noisy-validation")
-TRACKS = ("common", "own", "tuned")
+EVALUATE_ON = get_args(Settings.model_fields["evaluate_on"].annotation)
+TRACKS = get_args(Settings.model_fields["track"].annotation)
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
@@ -67,11 +67,6 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         return name, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return name, value
-
-
-def _near(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f" Did you mean {' or '.join(near)}?" if near else ""
 
 
 def _fields(kind: type[Config], tables: Sequence[int | str]) -> list[str]:
@@ -91,10 +86,10 @@ def explain(error: pydantic.ValidationError, kind: type[Config], what: str) -> V
         name = ".".join(map(str, found["loc"]))
         if found["type"] == "extra_forbidden":
             known = sorted(_fields(kind, found["loc"][:-1]))
-            hint = _near(str(found["loc"][-1]), known)
+            hint = registry.near(str(found["loc"][-1]), known)
             lines.append(f"unknown setting {name!r}.{hint} Known: {', '.join(known) or 'none'}.")
         elif found["type"] == "literal_error":
-            hint = _near(str(found["input"]), re.findall(r"'([^']*)'", found["ctx"]["expected"]))
+            hint = registry.near(str(found["input"]), re.findall(r"'([^']*)'", found["ctx"]["expected"]))
             lines.append(f"{name} = {found['input']!r}: {found['msg']}.{hint}")
         elif name:
             lines.append(f"{name} = {found['input']!r}: {found['msg']}")

@@ -14,7 +14,7 @@ of one client cannot be taken out of trained weights.
 
 import torch
 
-from flnoisebench.api import Card, Claims, Config, Field, Method, Plan, Preset, Reply, Rounds, average, weights
+from flnoisebench.api import Card, Claims, Config, Field, Method, Plan, Preset, Reply, Rounds, average, moments, weights
 from flnoisebench.api import cross_entropy as loss
 
 
@@ -69,9 +69,8 @@ class FedAvgRelabel(Method):
         return Plan("train", server.cohort(), message)
 
     def corrects(self, round, rounds):
-        start, stop = self.config.correct_start.of(rounds), self.config.correct_stop.of(rounds)
-        period = max(1, self.config.correct_period.of(rounds))
-        return start <= round < stop and (round - start) % period == 0
+        config = self.config
+        return round in moments(rounds, config.correct_start, config.correct_period, config.correct_stop)
 
     def client(self, task, message, client):
         labels = client.state["labels"]

@@ -67,6 +67,7 @@ from flnoisebench.api import (
     Upload,
     average,
     map_tensors,
+    moments,
     to,
     weights,
 )
@@ -675,17 +676,14 @@ class FedCova(Method):
 
     def corrects(self, round: int, rounds: int) -> bool:
         """Whether the schedule of a run of ``rounds`` has a correction in this one."""
-        config = self.config
-        start, stop = config.correct_start.of(rounds), config.correct_stop.of(rounds)
-        period = max(1, config.correct_period.of(rounds))
-        return config.correct and start <= round < stop and (round - start) % period == 0
+        return self.config.correct and round in self._schedule(rounds)
 
     def _corrects_after(self, round: int, rounds: int) -> bool:
         """Whether some client may still need Sigma_{j\\m} after this round, and so its own statistics until then."""
-        start, stop = self.config.correct_start.of(rounds), self.config.correct_stop.of(rounds)
-        period = max(1, self.config.correct_period.of(rounds))
-        last = start + (min(stop, rounds) - 1 - start) // period * period
-        return self.config.removes and start < stop and round < last
+        return self.config.removes and any(moment > round for moment in self._schedule(rounds)[-1:])
+
+    def _schedule(self, rounds: int) -> range:
+        return moments(rounds, self.config.correct_start, self.config.correct_period, self.config.correct_stop)
 
     def _weighted(self, upload: Tree) -> Statistics:
         """What a client's upload counts for: its samples of each class, or one if it holds any."""

@@ -17,7 +17,7 @@ from flnoisebench.cli import options as opt
 from flnoisebench.cli.console import duration, percent, size
 from flnoisebench.executors import ClientError
 from flnoisebench.records import RoundRecord, RunResult
-from flnoisebench.settings import EVALUATE_ON, TRACKS, Settings, parse_assignment, resolve
+from flnoisebench.settings import EVALUATE_ON, TRACKS, parse_assignment, resolve
 
 
 def read_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -283,6 +283,3 @@ def print_result(result: RunResult, folder: Path, *, as_json: bool) -> None:
     for name, value in result_rows(result):
         print(f"{name}\t{value}")
     print(f"folder\t{folder}")
-
-
-__all__ = ["Settings", "print_result", "result_rows", "run"]

@@ -14,7 +14,7 @@ from flnoisebench.cli import console
 from flnoisebench.cli import options as opt
 from flnoisebench.cli.console import percent
 from flnoisebench.cli.listing import line
-from flnoisebench.runtime import data_digest
+from flnoisebench.runtime import build_scenario, data_digest
 from flnoisebench.settings import parse_assignment, resolve_scenario
 
 app = typer.Typer(no_args_is_help=True, help="Pin, look at and check scenarios: partition and noise.")
@@ -54,9 +54,7 @@ def build(
     )
     data = registry.load_dataset(dataset)
     arrays = data.load(data_root or opt.default_data_root())
-    classes = len(arrays.classes or data.classes)
-    labels, known = arrays.train_labels.numpy(), data.labels_are_true
-    built = scenario.build(spec, labels, classes, data_digest(arrays), labels_are_true=known)
+    built = build_scenario(spec, data, arrays)
     path = out or Path(f"{dataset}-{spec.slug}-draw{draw}.safetensors")
     scenario.save(path, *built)
     print_scenario(*built)

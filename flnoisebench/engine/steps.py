@@ -190,7 +190,6 @@ class Session:
 
     loss: Callable[..., Any]
     network: torch.nn.Module
-    leaves: Leaves
     stepper: Stepper
     precision: str
     main: Source
@@ -272,7 +271,7 @@ class Session:
         with autocast(self.total.device, self.precision):
             value, carry, rows = unpack(self.loss(self.network, batch), self.loss)
         if value.requires_grad:  # a loss that is constant moves nothing, not even by weight decay
-            for gradient in self.leaves.gradients:
+            for gradient in self.stepper.leaves.gradients:
                 gradient.zero_()
             value.backward()
             self.stepper.step()
@@ -327,7 +326,7 @@ class Session:
     def _changing(self) -> list[torch.Tensor]:
         """Every tensor that a step writes; the sources' positions come first."""
         found = [source.position for source in (self.main, *self.others.values())]
-        found += [self.step, self.row, self.total, *self.sample.values(), *self.leaves.tensors]
+        found += [self.step, self.row, self.total, *self.sample.values(), *self.stepper.leaves.tensors]
         map_tensors(found.append, self.carry)
         return found + self.stepper.state
 
@@ -459,10 +458,11 @@ class Stepper:
         on_gpu = bool(self.parameters) and self.parameters[0].is_cuda
         # a number would be frozen into a recording; on a CPU a tensor would only cost time
         self.lr: Any = torch.tensor(settings.lr, device=self.parameters[0].device) if on_gpu else settings.lr
-        zeros = [[torch.zeros_like(parameter) for parameter in self.parameters] for _ in range(2)]
-        self._first, self._second = zeros if settings.name == "adam" else (zeros[0], [])
+        self._first = [torch.zeros_like(parameter) for parameter in self.parameters]
+        self._second: list[torch.Tensor] = []
         self._counts: list[torch.Tensor] = []
         if settings.name == "adam":
+            self._second = [torch.zeros_like(parameter) for parameter in self.parameters]
             self._counts = [torch.zeros((), device=parameter.device) for parameter in self.parameters]
 
     @property
@@ -518,7 +518,6 @@ def make_session(
     return Session(
         loss=loss,
         network=network,
-        leaves=stepper.leaves,
         stepper=stepper,
         precision=call.precision,
         main=Source(feed, call.labels, rows=rows, static=static),
