@@ -53,7 +53,7 @@ def images(arguments: argparse.Namespace) -> Arrays:
 
 
 def device_of(arguments: argparse.Namespace) -> torch.device:
-    return runtime.pick_device(arguments.device)
+    return runtime.pick_devices(arguments.device)[0]
 
 
 def bare_step(arguments: argparse.Namespace, batch: int, lanes: int, steps: int) -> float:
@@ -217,7 +217,8 @@ def devices(arguments: argparse.Namespace) -> None:
             break
         cards = ",".join(map(str, range(count)))
         print(f"{count} GPUs, {each} lanes each", flush=True)
-        command = [sys.executable, __file__, "round", "--method", "fedavg", "--executor", "processes"]
+        command = [sys.executable, __file__, "round", "--method", *arguments.method, "--device", "all"]
+        command += ["--executor", arguments.executor]
         command += ["--lanes", str(count * each), "--rounds", str(arguments.rounds), "--model", arguments.model]
         command += ["--precision", arguments.precision, "--images", str(arguments.images)]
         command += ["--data-root", str(arguments.data_root)] if arguments.data_root else []
@@ -259,7 +260,7 @@ def main() -> None:
     place = device_of(arguments)
     card = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
     facts = {"device": card, "torch": torch.__version__, "precision": arguments.precision, "model": arguments.model,
-             "commit": runtime.environment(place, "", 0, "")["commit"]}  # fmt: skip
+             "commit": runtime.environment([place], "", 0, "")["commit"]}  # fmt: skip
     print(json.dumps(facts))
     {"step": step, "round": round_, "memory": memory, "determinism": determinism, "devices": devices, "exact": exact}[
         arguments.what

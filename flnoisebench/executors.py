@@ -10,7 +10,7 @@ import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -205,30 +205,78 @@ def deal(clients: Sequence[int], sizes: Mapping[int, int], lanes: int) -> list[l
     return [sorted(hand, key=lambda client: (-sizes[client], client)) for hand in hands]
 
 
-class Threads:
-    """``lanes`` clients at once on one device, each lane a thread with networks and recordings of its own.
+def _sent(jobs: Sequence[Job], device: torch.device) -> dict[int, Job]:
+    """The jobs with messages and states on ``device``, by client; each different part of the messages is sent once."""
+    parts: dict[int, Tree] = {}
 
-    Clients are dealt out before they start, so with full participation a client meets the same lane in every round and
-    its odd last batch is recorded once.
+    def send(part: Tree) -> Tree:
+        if id(part) not in parts:
+            parts[id(part)] = trees.to(part, device)
+        return parts[id(part)]
+
+    sent = {}
+    for job in jobs:
+        message = job.message
+        message = {key: send(part) for key, part in message.items()} if isinstance(message, dict) else send(message)
+        sent[job.client] = replace(job, message=message, state=trees.to(job.state, device))
+    return sent
+
+
+def _perform_away(lane: Lane, job: Job, sent: Job, home: torch.device) -> Outcome:
+    """``perform`` on a lane whose device need not be ``home``, to which the outcome comes back."""
+    outcome = perform(lane, sent)
+    if lane.engine.device == home:
+        return outcome
+    with lane.at_work():
+        return _brought(outcome, job, outcome.reply.upload, outcome.state, vars(outcome.reply.claims), home)
+
+
+def _brought(
+    outcome: Outcome, job: Job, upload: Tree, state: Tree, claims: Mapping[str, Any], home: torch.device
+) -> Outcome:
+    """The outcome of a turn taken elsewhere, with its trees on ``home``; a state that was kept is the job's own."""
+    kept = outcome.reply.state is KEEP
+    state = job.state if kept and job.joined else trees.to(state, home)
+    claimed = Claims(**trees.to(dict(claims), home))
+    reply = Reply(trees.to(upload, home), KEEP if kept else state, outcome.reply.metrics, claimed)
+    return replace(outcome, reply=reply, state=state)
+
+
+class Threads:
+    """``lanes`` clients at once, each lane a thread with networks and recordings of its own.
+
+    The lanes are spread evenly over the devices of ``engine``, where messages come from and outcomes go to, and of the
+    engines ``beside`` it.  Threads rather than a process a device: uploads then go from card to card directly, and a
+    replay does not hold Python's lock.  Clients are dealt out before they start, to devices and then to lanes, so with
+    full participation a client meets the same lane in every round and its odd last batch is recorded once.
     """
 
-    def __init__(self, engine: Engine, lanes: int) -> None:
+    def __init__(self, engine: Engine, lanes: int, beside: Sequence[Engine] = ()) -> None:
         self.lanes = lanes
-        self._lanes = [Lane(engine) for _ in range(lanes)]
+        self._home = engine.device
+        engines = [engine, *beside][:lanes]
+        self._lanes = [[Lane(one) for _ in range(lanes)[i :: len(engines)]] for i, one in enumerate(engines)]
         # torch's thread count is set once for each thread that calls into it
         one = lambda: torch.set_num_threads(1)  # noqa: E731
-        self._threads = [ThreadPoolExecutor(1, f"lane-{i}", initializer=one) for i in range(lanes)]
+        self._threads = {
+            lane: ThreadPoolExecutor(1, f"lane-{i}-{j}", initializer=one)
+            for i, group in enumerate(self._lanes)
+            for j, lane in enumerate(group)
+        }
 
     def run(self, jobs: Sequence[Job], sizes: Mapping[int, int]) -> list[Outcome]:
         by_client = {job.client: job for job in jobs}
         started = {}
-        for lane, clients in enumerate(deal(sorted(by_client), sizes, self.lanes)):
-            for client in clients:
-                started[client] = self._threads[lane].submit(perform, self._lanes[lane], by_client[client])
+        for group, guests in zip(self._lanes, deal(sorted(by_client), sizes, len(self._lanes)), strict=True):
+            sent = _sent([by_client[client] for client in guests], group[0].engine.device)
+            for lane, clients in zip(group, deal(guests, sizes, len(group)), strict=True):
+                for client in clients:
+                    job = by_client[client]
+                    started[client] = self._threads[lane].submit(_perform_away, lane, job, sent[client], self._home)
         return _settle([started[client] for client in sorted(started)])
 
     def close(self) -> None:
-        for thread in self._threads:
+        for thread in self._threads.values():
             thread.shutdown(cancel_futures=True)
 
 
@@ -271,11 +319,9 @@ class Processes:
         for future in started:
             light, packed, failed = future.result()
             failures |= {client: ClientError(message) for client, message in failed.items()}
-            for outcome, (upload, state, claims) in zip(light, trees.to(_unpacked(packed), self._home), strict=True):
-                kept = outcome.reply.state is KEEP
-                state = by_client[outcome.client].state if kept else state
-                reply = Reply(upload, KEEP if kept else state, outcome.reply.metrics, Claims(**claims))
-                outcomes[outcome.client] = Outcome(outcome.client, outcome.size, reply, state, outcome.meter)
+            for outcome, (upload, state, claims) in zip(light, _unpacked(packed), strict=True):
+                job = by_client[outcome.client]
+                outcomes[outcome.client] = _brought(outcome, job, upload, state, claims, self._home)
         if failures:
             raise failures[min(failures)]
         return [outcomes[client] for client in sorted(outcomes)]

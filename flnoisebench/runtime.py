@@ -149,18 +149,31 @@ def build_engine(
     )
 
 
-def pick_device(wish: str) -> torch.device:
-    """auto: the first GPU, else the CPU.  Raises ValueError for a device that is not there."""
+def pick_devices(wish: str) -> list[torch.device]:
+    """auto: the first GPU, else the CPU.  all: every GPU.  Several with commas (``cuda:0,cuda:1``) share one run; the
+    first is where the server's part happens.
+
+    Raises ValueError for a device that is not there, or that is named twice.
+    """
     if wish == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(wish)
-        if device.type not in ("cpu", "cuda"):
-            raise ValueError(f"--device must be auto, cpu, cuda or cuda:N, not {wish}")
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device {wish} cannot be used here: {str(error).splitlines()[0]}") from None
-    return device
+        return [torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")]
+    if wish == "all":
+        if not torch.cuda.is_available():
+            raise ValueError("--device all means every GPU, and there is none here")
+        return [torch.device("cuda", card) for card in range(torch.cuda.device_count())]
+    found: list[torch.device] = []
+    for name in wish.split(","):
+        try:
+            device = torch.device(name.strip())
+            if device.type not in ("cpu", "cuda"):
+                raise ValueError(f"--device must be auto, cpu, cuda, cuda:N, all, or GPUs with commas, not {wish}")
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise ValueError(f"--device {name} cannot be used here: {str(error).splitlines()[0]}") from None
+        found.append(torch.device("cuda", device.index or 0) if device.type == "cuda" else device)
+    if len(set(found)) < len(found) or (len(found) > 1 and torch.device("cpu") in found):
+        raise ValueError(f"--device {wish}: several devices must be different GPUs")
+    return found
 
 
 def prepare(
@@ -176,7 +189,7 @@ def prepare(
     scene: tuple[scenario.Scenario, scenario.Truth] | None = None,
 ) -> Run:
     """Load everything that the settings name.  ``arrays`` and ``scene`` spare loading what the caller has."""
-    place = pick_device(device)
+    devices = pick_devices(device)
     method_class = registry.load_method(settings.method)
     dataset = registry.load_dataset(settings.scenario.dataset)
     if arrays is None:
@@ -185,7 +198,8 @@ def prepare(
     if scene is None:
         scene = build_scenario(settings.scenario, dataset, arrays)
     return Run(
-        settings, method_class, dataset, arrays, *scene, folder=settings.folder(out), device=place, lanes=lanes,
+        settings, method_class, dataset, arrays, *scene, folder=settings.folder(out), device=devices[0],
+        beside=devices[1:], lanes=lanes,
         executor=executor,
         capture=capture,
     )  # fmt: skip
@@ -269,13 +283,16 @@ class Run:
         *,
         folder: Path,
         device: torch.device,
+        beside: Sequence[torch.device] = (),
         lanes: int | None = None,
         executor: str = "auto",
         capture: bool = True,
     ) -> None:
+        """device: of the server's part, evaluation and a share of the clients.  beside: further ones for clients."""
         self.settings = settings
         self.folder = folder
         self.device = device
+        self.devices = [device, *beside]
         self.scene = scene
         self.told = told_to(method_class, scene.told)
         self.judge = evaluation.Judge(scene, truth)
@@ -305,7 +322,7 @@ class Run:
         pixels, labels = evaluation_set(settings.evaluate_on, arrays, scene, truth)
         self._test = DeviceImages(pixels.to(device), torch.arange(len(pixels), device=device), look)
         self._test_labels = labels
-        self._executor_kind, self._lanes = _choose_executor(executor, lanes, device, settings.protocol.model)
+        self._executor_kind, self._lanes = _choose_executor(executor, lanes, self.devices, settings.protocol.model)
 
     # ---------------------------------------------------------------------------------------- the loop
 
@@ -330,8 +347,9 @@ class Run:
         try:
             commit = checkpoint.load()
             self._write_settings()
-            if self.device.type == "cuda":
-                torch.cuda.reset_peak_memory_stats(self.device)
+            for device in self.devices:
+                if device.type == "cuda":
+                    torch.cuda.reset_peak_memory_stats(device)
             executor = self._make_executor()
             position = _Position.of(self._home(commit)) if commit else self._first(checkpoint)
             while not position.ended and position.round < self.settings.protocol.rounds:
@@ -535,7 +553,7 @@ class Run:
             bytes_down=opened.bytes_down,
             images={name: int(opened.images[name]) for name in ("trained", "passed", "skipped")},
             seconds={name: _rounded(value) for name, value in sorted(opened.seconds.items())},
-            peak_memory=peak_memory(self.device),
+            peak_memory=max(peak_memory(device) for device in self.devices),
             digest=position.digest,
         )
         totals = position.totals
@@ -604,15 +622,16 @@ class Run:
 
     def _make_executor(self) -> Executor:
         if self._executor_kind == "processes":
-            devices = [str(self.device)] * self._lanes
-            if self.device.type == "cuda":  # every GPU of this host, unless one was named
-                cards = range(torch.cuda.device_count()) if self.device.index is None else [self.device.index]
-                devices = [f"cuda:{card}" for card in cards][: self._lanes]
+            several = self.devices if self.device.type == "cuda" else [self.device] * self._lanes
+            devices = [str(device) for device in several][: self._lanes]
             each = -(-self._lanes // len(devices))
             return Processes(build_engine, self._blueprint, devices, self.device, each)
         if self._executor_kind == "debug":
             return Debug(self.engine)
-        return Threads(self.engine, self._lanes) if self._executor_kind == "threads" else Serial(self.engine)
+        if self._executor_kind == "serial":
+            return Serial(self.engine)
+        beside = [build_engine(*self._blueprint, device=device) for device in self.devices[1 : self._lanes]]
+        return Threads(self.engine, self._lanes, beside)
 
     def _result(self, position: _Position, status: Literal["complete", "failed"], failure: str | None) -> RunResult:
         card = self._method_class.card
@@ -640,7 +659,7 @@ class Run:
             seconds={name: _rounded(value) for name, value in sorted(position.totals["seconds"].items())},
             peak_memory=position.totals["peak_memory"],
             digest=position.digest,
-            environment=environment(self.device, self._executor_kind, self._lanes, self._source),
+            environment=environment(self.devices, self._executor_kind, self._lanes, self._source),
         )
 
 
@@ -668,8 +687,8 @@ def _federation(scene: scenario.Scenario, truth: scenario.Truth) -> dict[str, An
     return {name: value for name, value in scenario.summary(scene, truth).items() if name != "transition"}
 
 
-def _choose_executor(wish: str, lanes: int | None, device: torch.device, model: str) -> tuple[str, int]:
-    """(kind, lanes).  auto: 4 lanes on a GPU; on a CPU one a core, up to 4.
+def _choose_executor(wish: str, lanes: int | None, devices: Sequence[torch.device], model: str) -> tuple[str, int]:
+    """(kind, lanes).  auto: 4 lanes on each GPU; on a CPU one a core, up to 4.
 
     But one for an MLP on a CPU, whose steps are mostly Python: two lanes made digits 13 % slower, Fashion-MNIST with
     small-cnn 1.6 times faster (2 cores).
@@ -679,11 +698,14 @@ def _choose_executor(wish: str, lanes: int | None, device: torch.device, model: 
     if lanes is not None and lanes < 1:
         raise ValueError(f"--lanes must be at least 1, not {lanes}")
     if wish in ("serial", "debug"):
+        if len(devices) > 1:
+            raise ValueError(f"--executor {wish} takes one client at a time, so it has no use for several devices")
         return wish, 1
     cores = os.cpu_count() or 1
-    if device.type == "cuda":
-        cards = torch.cuda.device_count() if wish == "processes" and device.index is None else 1
-        count = lanes or 4 * cards
+    if devices[0].type == "cuda":
+        count = lanes or 4 * len(devices)
+        if count < len(devices):
+            raise ValueError(f"--lanes {count} leaves some of {len(devices)} devices without work; ask for more lanes")
     elif wish == "processes":
         count = lanes or cores
     else:
@@ -693,8 +715,9 @@ def _choose_executor(wish: str, lanes: int | None, device: torch.device, model: 
     return wish, count
 
 
-def environment(device: torch.device, executor: str, lanes: int, source: str) -> dict[str, Any]:
+def environment(devices: Sequence[torch.device], executor: str, lanes: int, source: str) -> dict[str, Any]:
     """What a reader needs to know of where a number comes from."""
+    device = devices[0]
     packages = {
         name: importlib.metadata.version(name)
         for name in ("torch", "torchvision", "numpy", "scikit-learn", "flnoisebench")
@@ -708,6 +731,7 @@ def environment(device: torch.device, executor: str, lanes: int, source: str) ->
         "system": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "devices": len(devices),
         "cuda": torch.version.cuda if device.type == "cuda" else None,
         "cudnn": torch.backends.cudnn.version() if device.type == "cuda" else None,
         "executor": executor,

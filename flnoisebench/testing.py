@@ -133,6 +133,7 @@ def tiny_run(
     executor: str = "serial",
     lanes: int | None = None,
     device: str = "cpu",
+    beside: Sequence[torch.device] = (),
     capture: bool = True,
     change: Callable[[scenario.Scenario, scenario.Truth], scenario.Manifest] | None = None,
     **protocol: Any,
@@ -178,7 +179,7 @@ def tiny_run(
     made = made if change is None else change(*made)
     return runtime.Run(
         whole, loaded, Tiny(classes), arrays, *made, folder=whole.folder(out), device=torch.device(device),
-        executor=executor, lanes=lanes, capture=capture,
+        beside=beside, executor=executor, lanes=lanes, capture=capture,
     )  # fmt: skip
 
 

@@ -85,8 +85,19 @@ def map_tensors(function: Callable[[torch.Tensor], Any], tree: Tree) -> Tree:
 
 
 def to(tree: Tree, device: torch.device | str) -> Tree:
-    """The same tree with its tensors on ``device``."""
-    return map_tensors(lambda tensor: tensor.to(device), tree)
+    """The same tree with its tensors on ``device``; leaves that are views of one vector travel as that vector."""
+    device = torch.device(device)
+    bases = {id(base): base for _, base in _pieces(tree)[0] if base.device != device}
+    moved = {key: base.to(device) for key, base in bases.items()}
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        base = tensor._base
+        if base is None or id(base) not in moved:
+            return tensor.to(device)
+        offset = tensor.storage_offset() - base.storage_offset()
+        return moved[id(base)].as_strided(tensor.shape, tensor.stride(), offset)
+
+    return map_tensors(move, tree)
 
 
 def nbytes(tree: Tree) -> int:

@@ -79,6 +79,7 @@ def refused_beside(earlier, *words, code=2, **environment):
         (("--executor", "magic"), ("unknown executor 'magic'", "serial")),
         (("--device", "tpu9"), ("--device tpu9 cannot be used here",)),
         (("--device", "cuda:63"), ("--device cuda:63 cannot be used here",)),
+        (("--device", "cpu,cpu"), ("--device cpu,cpu: several devices must be different GPUs",)),
         (("--lanes", "0"), ("--lanes 0: write auto or a number from 1",)),
         # settings
         (("--set", "protocol.model=resnet19"), ("unknown model 'resnet19'", "resnet18")),

@@ -92,6 +92,13 @@ def test_threads_and_debug_give_the_serial_digest(method, undisturbed, tmp_path)
     assert tiny_run(method, tmp_path / "debug", executor="debug").execute().digest == undisturbed(method)
 
 
+@every_need
+def test_lanes_on_two_devices_give_the_serial_digest(method, undisturbed, tmp_path):
+    # to torch cpu and cpu:0 are different places, so messages and outcomes really travel
+    run = tiny_run(method, tmp_path, executor="threads", lanes=3, beside=[torch.device("cpu", 0)])
+    assert run.execute().digest == undisturbed(method)
+
+
 def test_worker_processes_give_the_serial_digest_whether_a_state_is_new_changed_or_kept(undisturbed, tmp_path):
     run = tiny_run(fixtures.Whole, tmp_path, executor="processes", lanes=2)
     assert run.execute().digest == undisturbed(fixtures.Whole)

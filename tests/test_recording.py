@@ -224,6 +224,11 @@ def test_recorded_eager_and_lanes_give_the_same_bits_on_a_gpu(method, tmp_path):
             "eager": {"capture": False},
             "recorded": {},
             "lanes": {"executor": "threads", "lanes": 4},
+            "devices": {
+                "executor": "threads",
+                "lanes": 2 * torch.cuda.device_count(),
+                "beside": [torch.device("cuda", card) for card in range(1, torch.cuda.device_count())],
+            },
         }.items()
     }
     assert len(set(found.values())) == 1, found

@@ -193,6 +193,23 @@ def test_tensors_that_share_memory_are_written_apart():
     assert back["same"].tolist() == [0, 1, 2, 3, 4, 5]
 
 
+def test_moving_a_tree_moves_the_vector_behind_its_leaves_and_the_leaves_stay_its_views():
+    vector = torch.arange(12.0)
+    tree = {"a": vector[:6].view(2, 3), "b": [vector[6:].as_strided((3, 2), (1, 3)), "text", torch.ones(2)], "c": None}
+    moved = trees.to(tree, "meta")  # a device without numbers: shapes and views are what is asked about
+    first, second, loose = moved["a"], moved["b"][0], moved["b"][2]
+    assert first._base is second._base and first._base.shape == (12,)
+    assert loose._base is None and {leaf.device.type for leaf in (first, second, loose)} == {"meta"}
+    assert [(x.shape, x.stride(), x.storage_offset()) for x in (first, second)] == [
+        ((2, 3), (3, 1), 0),
+        ((3, 2), (1, 3), 6),
+    ]
+    assert moved["b"][1] == "text" and moved["c"] is None
+    halves = trees.to({"a": vector[:6].view(2, 3)}, "meta")  # the rest of the vector is nobody's: it stays behind
+    assert halves["a"]._base is None
+    assert trees.to(tree, "cpu")["a"] is tree["a"]
+
+
 def test_a_state_dict_is_a_tree_and_map_tensors_keeps_containers():
     network = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     check(dict(network.state_dict()), "state")

@@ -100,7 +100,7 @@ def run(
         str, typer.Option(help=f"What accuracies are measured on: {', '.join(EVALUATE_ON)}.")
     ] = "test",
     holdout: opt.Holdout = 0.0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda:1, all (GPUs), or cuda:0,cuda:1")] = "auto",
     lanes: Annotated[
         str, typer.Option(help="Clients trained at once; auto: 4 on a GPU, one a core on a CPU (1 for an MLP).")
     ] = "auto",
@@ -126,7 +126,7 @@ def run(
     ] = None,
 ) -> None:
     """Train a method on a data set under label noise; resumes where it was stopped."""
-    place = runtime.pick_device(device)
+    place = runtime.pick_devices(device)[0]
     lane_count = opt.lane_count(lanes)
     settings = resolve(
         method=method,
