@@ -5,6 +5,7 @@
     python benchmarks/engine.py memory        # (d) device memory over rounds, and 10,000 clients against 20
     python benchmarks/engine.py determinism   # (e) repeatable kernels on and off
     python benchmarks/engine.py devices       # (f) one run on 1, 2, 4 GPUs
+    python benchmarks/engine.py methods --method fedavg rofl --rounds 20   # each against what its counts of images allow
     python benchmarks/engine.py exact         # recorded against eager, lanes, resume: the same bits
 
 The bare step is a forward pass, a backward pass and SGD on one resident batch, recorded once and replayed, with the
@@ -16,6 +17,7 @@ Images are CIFAR-10's under --data-root, or random ones of its shape: speed does
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -40,16 +42,16 @@ from flnoisebench.settings import resolve
 
 
 def images(arguments: argparse.Namespace) -> Arrays:
-    if arguments.data_root is not None:
-        return load_dataset("cifar10").load(arguments.data_root)
     draw = torch.Generator().manual_seed(0)
     count = arguments.images
 
     def random(n: int) -> torch.Tensor:
         return torch.randint(256, (n, 3, 32, 32), generator=draw, dtype=torch.uint8)
 
+    if arguments.data_root is not None:  # public images are for methods that want some; which ones does not matter here
+        return dataclasses.replace(load_dataset("cifar10").load(arguments.data_root), public=random(count // 5))
     labels = torch.arange(count) % 10
-    return Arrays(random(count), labels, random(count // 5), labels[: count // 5])
+    return Arrays(random(count), labels, random(count // 5), labels[: count // 5], public=random(count // 5))
 
 
 def device_of(arguments: argparse.Namespace) -> torch.device:
@@ -170,6 +172,67 @@ def round_(arguments: argparse.Namespace) -> None:
             print(f"{method} / fedavg = {value / seconds['fedavg']:.2f}")
 
 
+def inference_rate(arguments: argparse.Namespace) -> float:
+    """Images a second of a forward pass without gradient, in batches of 1000 of resident images, recorded."""
+    device = device_of(arguments)
+    encoder = build_encoder(arguments.model, (3, 32, 32), 10).to(device).to(memory_format=torch.channels_last).eval()
+    x = torch.randn(1000, 3, 32, 32, device=device).contiguous(memory_format=torch.channels_last)
+    enabled = arguments.precision == "bf16"
+
+    def once() -> None:
+        with torch.no_grad(), torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled, cache_enabled=False):
+            encoder(x)
+
+    step, passes = once, 5
+    if device.type == "cuda":
+        with torch.cuda.stream(torch.cuda.Stream(device)):
+            for _ in range(3):
+                once()
+        torch.cuda.synchronize(device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            once()
+        step, passes = graph.replay, 100
+    start = time.perf_counter()
+    for _ in range(passes):
+        step()
+    synchronise(device)
+    return passes * 1000 / (time.perf_counter() - start)
+
+
+def methods(arguments: argparse.Namespace) -> None:
+    """Seconds a round of each method, means over all rounds but the first two, beside what its images would take at the
+    bare rates (a method with stages spends its first rounds otherwise than its last)."""
+    arrays = images(arguments)
+    batch, lanes = arguments.batch[0], max(arguments.lanes)
+    training = bare_step(arguments, batch, lanes, max(20, 20000 // batch // lanes))
+    inference = inference_rate(arguments)
+    print(
+        f"bare rates at batch {batch}, {lanes} lanes: {training:,.0f} img/s training, {inference:,.0f} without gradient"
+    )
+    print(
+        "method            s/round  trained/round  passed/round  by counts s  /1.15x  /first  clients fit apply other s"
+    )
+    first = None
+    for method in arguments.method:
+        records = measured_run(
+            arguments, arrays, arguments.rounds, method=method, lanes=lanes, changes=[f"protocol.batch={batch}"]
+        )[2:]
+        mean = {part: statistics.fmean(record.seconds.get(part, 0.0) for record in records)
+                for part in ("round", "clients", "fit", "apply")}  # fmt: skip
+        trained, passed = (
+            statistics.fmean(record.images[kind] for record in records) for kind in ("trained", "passed")
+        )
+        counts = trained / training + passed / inference
+        first = first or mean["round"]
+        print(
+            f"{method:16} {mean['round']:8.3f} {trained:14,.0f} {passed:13,.0f} {counts:12.3f} "
+            f"{mean['round'] / counts / 1.15:7.2f} {mean['round'] / first:7.2f} {mean['clients']:8.3f} {mean['fit']:6.3f} "
+            f"{mean['apply']:6.3f} {mean['round'] - mean['clients']:6.3f}   accuracy {records[-1].accuracy} %",
+            flush=True,
+        )
+
+
 def memory(arguments: argparse.Namespace) -> None:
     arrays = images(arguments)
     device = device_of(arguments)
@@ -242,9 +305,20 @@ def exact(arguments: argparse.Namespace) -> None:
         print(f"{method}: {'the same bits' if len(set(found.values())) == 1 else 'DIFFERENT BITS'}")
 
 
+COMMANDS = {
+    "step": step,
+    "round": round_,
+    "memory": memory,
+    "determinism": determinism,
+    "devices": devices,
+    "methods": methods,
+    "exact": exact,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("step", "round", "memory", "determinism", "devices", "exact"))
+    parser.add_argument("what", choices=COMMANDS)
     parser.add_argument("--device", default="auto", help="(default: %(default)s)")
     parser.add_argument("--model", default="resnet18", help="(default: %(default)s)")
     parser.add_argument("--precision", default="bf16", help="fp32, tf32 or bf16 (default: %(default)s)")
@@ -262,9 +336,7 @@ def main() -> None:
     facts = {"device": card, "torch": torch.__version__, "precision": arguments.precision, "model": arguments.model,
              "commit": runtime.environment([place], "", 0, "")["commit"]}  # fmt: skip
     print(json.dumps(facts))
-    {"step": step, "round": round_, "memory": memory, "determinism": determinism, "devices": devices, "exact": exact}[
-        arguments.what
-    ](arguments)
+    COMMANDS[arguments.what](arguments)
 
 
 if __name__ == "__main__":
