@@ -5,7 +5,7 @@
     python benchmarks/engine.py memory        # (d) device memory over rounds, and 10,000 clients against 20
     python benchmarks/engine.py determinism   # (e) repeatable kernels on and off
     python benchmarks/engine.py devices       # (f) one run on 1, 2, 4 GPUs
-    python benchmarks/engine.py methods --method fedavg rofl --rounds 20   # each against what its counts of images allow
+    python benchmarks/engine.py methods --method fedavg rofl --rounds 20   # each against its counts of images
     python benchmarks/engine.py exact         # recorded against eager, lanes, resume: the same bits
 
 The bare step is a forward pass, a backward pass and SGD on one resident batch, recorded once and replayed, with the
@@ -207,11 +207,9 @@ def methods(arguments: argparse.Namespace) -> None:
     batch, lanes = arguments.batch[0], max(arguments.lanes)
     training = bare_step(arguments, batch, lanes, max(20, 20000 // batch // lanes))
     inference = inference_rate(arguments)
+    print(f"batch {batch}, {lanes} lanes: {training:,.0f} img/s in training, {inference:,.0f} without gradient")
     print(
-        f"bare rates at batch {batch}, {lanes} lanes: {training:,.0f} img/s training, {inference:,.0f} without gradient"
-    )
-    print(
-        "method            s/round  trained/round  passed/round  by counts s  /1.15x  /first  clients fit apply other s"
+        "method            s/round  trained/round  passed/round  by counts s  /1.15x  /first  clients    fit  apply  other"
     )
     first = None
     for method in arguments.method:
@@ -225,12 +223,10 @@ def methods(arguments: argparse.Namespace) -> None:
         )
         counts = trained / training + passed / inference
         first = first or mean["round"]
-        print(
-            f"{method:16} {mean['round']:8.3f} {trained:14,.0f} {passed:13,.0f} {counts:12.3f} "
-            f"{mean['round'] / counts / 1.15:7.2f} {mean['round'] / first:7.2f} {mean['clients']:8.3f} {mean['fit']:6.3f} "
-            f"{mean['apply']:6.3f} {mean['round'] - mean['clients']:6.3f}   accuracy {records[-1].accuracy} %",
-            flush=True,
-        )
+        row = (mean["round"], trained, passed, counts, mean["round"] / counts / 1.15, mean["round"] / first,
+               mean["clients"], mean["fit"], mean["apply"], mean["round"] - mean["clients"])  # fmt: skip
+        cells = "".join(f"{value:11,.0f}" if value > 1000 else f"{value:11.3f}" for value in row)
+        print(f"{method:16}{cells}   accuracy {records[-1].accuracy} %", flush=True)
 
 
 def memory(arguments: argparse.Namespace) -> None:

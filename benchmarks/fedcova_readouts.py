@@ -6,21 +6,21 @@ The covariances never enter the loss, so one training run answers experiments 1 
 (section 1.13) without further training: whose features the covariances are measured under, from which view and with
 what momentum; what true labels, clean clients, neighbours or a linear probe would reach on the same features; which
 classifier; and whether the averaged BatchNorm statistics are at fault.  The run is an ordinary one in its folder; the
-server's state is kept beside it after every --every rounds and after each of the --last rounds, and a second call with
-the same arguments goes on from where the first was stopped.  Accuracies are of both halves of the test set: choose on A,
-report B.
+server's state is kept beside it after every --every rounds and after each of the --last rounds, and a second call
+with the same arguments goes on from where the first was stopped.  Accuracies are of both halves of the test set: choose
+on A, report B.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import json
 import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from flnoisebench_methods import fedcova as fc
@@ -37,7 +37,7 @@ def kept(folder: Path) -> dict[int, Path]:
 
 
 def train(run: runtime.Run, folder: Path, every: int, last: int) -> None:
-    """Carry the run on; the server's state is written after the rounds asked for, before the round is committed anew."""
+    """Carry the run on, and keep the server's state after the rounds asked for."""
     folder.mkdir(parents=True, exist_ok=True)
     rounds = run.settings.protocol.rounds
     one_exchange = run._exchange
@@ -56,10 +56,8 @@ def train(run: runtime.Run, folder: Path, every: int, last: int) -> None:
         if (record.round + 1) % 10 == 0:
             print(f"round {record.round + 1}: {record.accuracy} % {record.predictors}", flush=True)
 
-    try:
+    with contextlib.suppress(runtime.AlreadyDone):
         run.execute(say)
-    except runtime.AlreadyDone:
-        pass
 
 
 class Features:
@@ -69,7 +67,7 @@ class Features:
         self.run, self.device = run, run.device
         self.network = run._lane.server(0, 0, "predict").model(weights, frozen=True)
         engine = run.engine
-        self.rows = [rows for rows in engine.positions]
+        self.rows = list(engine.positions)
         self.images = engine.images(torch.cat(self.rows))
         self.given = engine.given[self.images.rows]
         self.client = torch.cat([torch.full_like(rows, m) for m, rows in enumerate(self.rows)])
@@ -218,7 +216,7 @@ def analyse(run: runtime.Run, truth: Any, path: Path, earlier: list[Path], full:
             "classifier: clients count the same": features.accuracy(features.statistics(given, s, by_client=True)),
             "classifier: mean-aware": features.accuracy(features.statistics(given, s, mean=True)),
         }
-        momenta = {b: None for b in MOMENTA}
+        momenta = dict.fromkeys(MOMENTA)
         for before in [*earlier, path]:
             old = trees.to(trees.from_bytes(before.read_bytes())["weights"], run.device)
             measured = Features(run, old).statistics(given, s)
