@@ -208,9 +208,8 @@ def methods(arguments: argparse.Namespace) -> None:
     training = bare_step(arguments, batch, lanes, max(20, 20000 // batch // lanes))
     inference = inference_rate(arguments)
     print(f"batch {batch}, {lanes} lanes: {training:,.0f} img/s in training, {inference:,.0f} without gradient")
-    print(
-        "method            s/round  trained/round  passed/round  by counts s  /1.15x  /first  clients    fit  apply  other"
-    )
+    heads = ("s/round", "trained", "passed", "by counts", "/ 1.15 x", "/ first", "clients", "fit", "apply", "other")
+    print(f"{'method':16}" + "".join(f"{head:>11}" for head in heads))
     first = None
     for method in arguments.method:
         records = measured_run(
