@@ -12,10 +12,10 @@ import statistics
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 
 from flnoisebench.api import Config, Field
-from flnoisebench.settings import Settings
+from flnoisebench.settings import Oracle, Settings
 
 SCHEMA = 1
 
@@ -81,6 +81,7 @@ class RunResult(Config):
     status: Literal["complete", "failed"] = Field(..., why="failed: a client, a loss or an upload stopped it")
     failure: str | None = Field(..., why="what, in which method, round, client and task")
     settings: Settings = Field(..., why="as settings.json")
+    oracle: Oracle | None = Field(None, why="as in the settings; with one this is a bound, no method's result")
     card: dict[str, Any] = Field(..., why="the method's title, paper, conditions and what it was told")
     told: dict[str, float] = Field(..., why="the values that it was told about the noise")
     digests: dict[str, str] = Field(..., why="SHA-256 of data, partition and given labels")
@@ -96,6 +97,18 @@ class RunResult(Config):
     peak_memory: int = Field(..., unit="bytes", why="the highest of all rounds")
     digest: str = Field(..., why="of the whole run; equal for equal settings on equal hardware")
     environment: dict[str, Any] = Field(..., why="versions, commit, machine, device, lanes")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _oracle_is_that_of_the_settings(cls, content: Any) -> Any:
+        """Fills it in, so that no writer can leave it out, and refuses another."""
+        if not isinstance(content, dict):
+            return content
+        settings = content.get("settings")
+        oracle = settings.get("oracle") if isinstance(settings, dict) else getattr(settings, "oracle", None)
+        if content.get("oracle", oracle) != oracle:
+            raise ValueError(f"oracle is {content['oracle']!r}, and in the settings {oracle!r}")
+        return {**content, "oracle": oracle}
 
 
 def write_json(path: Path, content: Config | dict[str, Any]) -> None:

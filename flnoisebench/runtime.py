@@ -18,7 +18,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,9 +43,11 @@ from flnoisebench.executors import (
 )  # fmt: skip
 from flnoisebench.profiling import Meter, peak_memory, synchronise
 from flnoisebench.records import Accuracy, RoundRecord, RunResult
+from flnoisebench.scenario import oracle as oracles
 from flnoisebench.settings import SAID, Settings
 from flnoisebench.trees import Tree
 
+TELLABLE = ("noise_rate", "noisy_clients")  # Scenario.told
 EXECUTORS = ("auto", "serial", "threads", "processes", "debug")
 
 
@@ -74,13 +76,16 @@ def data_digest(arrays: Arrays) -> str:
 
 
 def told_to(method: type[Method], nominal: Mapping[str, float]) -> dict[str, float]:
-    """What the card says that the method is told; raises ValueError for a fact that no scenario has."""
-    strange = set(method.card.told) - set(nominal)
+    """What the card says that the method is told, as far as it is known: of Clothing1M's noise nothing is.
+
+    Raises ValueError for a fact that no scenario has.
+    """
+    strange = set(method.card.told) - set(TELLABLE)
     if strange:
         raise ValueError(
-            f"the card of {method.card.title} asks for {sorted(strange)}; a method can be told {[*nominal]}"
+            f"the card of {method.card.title} asks for {sorted(strange)}; a method can be told {', '.join(TELLABLE)}"
         )
-    return {name: float(nominal[name]) for name in method.card.told}
+    return {name: float(nominal[name]) for name in method.card.told if name in nominal}
 
 
 def build_scenario(spec: scenario.ScenarioSpec, dataset: Dataset, arrays: Arrays) -> scenario.Manifest:
@@ -188,7 +193,8 @@ def prepare(
     arrays: Arrays | None = None,
     scene: tuple[scenario.Scenario, scenario.Truth] | None = None,
 ) -> Run:
-    """Load everything that the settings name.  ``arrays`` and ``scene`` spare loading what the caller has."""
+    """Load everything that the settings name.  ``arrays`` and ``scene`` spare loading what the caller has: the whole
+    data set and the scenario as drawn, to which the settings' oracle is applied here."""
     devices = pick_devices(device)
     method_class = registry.load_method(settings.method)
     dataset = registry.load_dataset(settings.scenario.dataset)
@@ -197,6 +203,10 @@ def prepare(
         arrays = dataset.load(data_root, public=wants_public)
     if scene is None:
         scene = build_scenario(settings.scenario, dataset, arrays)
+    if settings.oracle is not None:
+        cleaned = oracles.apply(settings.oracle, *scene)
+        scene, rows = (cleaned.scenario, cleaned.truth), torch.as_tensor(np.array(cleaned.kept))
+        arrays = replace(arrays, train_images=arrays.train_images[rows], train_labels=arrays.train_labels[rows])
     return Run(
         settings, method_class, dataset, arrays, *scene, folder=settings.folder(out), device=devices[0],
         beside=devices[1:], lanes=lanes,

@@ -15,6 +15,7 @@ import pydantic
 from flnoisebench import protocols, registry
 from flnoisebench.api import Config, Field, Method, Protocol
 from flnoisebench.scenario import Noise, Partition, ScenarioSpec, noise_from
+from flnoisebench.scenario.oracle import ORACLES, Oracle, refusal
 
 SAID = {"changed", "preset", "track", "protocol_overrides"}  # fields for how settings were said, not what they are
 
@@ -34,18 +35,31 @@ class Settings(Config):
     evaluate_on: Literal["test", "test-a", "test-b", "validation", "noisy-validation"] = Field(
         "test", why="the images that accuracies are measured on; anything but test is for choosing"
     )
+    oracle: Oracle | None = Field(
+        None, why="who removes the noise before the run, knowing the truth; null: nobody, as in every fair comparison"
+    )
     seed: int = Field(0, ge=0, why="of everything but the scenario, whose draw has its own seed")
     deterministic: bool = Field(True, why="repeatable kernels; off costs repeatability and may be faster")
 
     @property
     def key(self) -> str:
         """10 hex digits over what changes results within a scenario, draw and seed apart."""
-        content = self.model_dump(mode="json", exclude={"seed", "scenario", *SAID})
+        apart = {"seed", "scenario", *SAID}
+        if self.oracle is None:  # runs without one keep the key that they had before there were oracles
+            apart.add("oracle")
+        content = self.model_dump(mode="json", exclude=apart)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
 
+    @property
+    def subject(self) -> str:
+        """The method as people read it, with its oracle: "fedavg, oracle clean-clients"."""
+        return self.method + (f", oracle {self.oracle}" if self.oracle else "")
+
     def folder(self, out: Path) -> Path:
-        """``<out>/<dataset>/<scenario>/<method>/<key>/draw<d>-seed<k>``."""
+        """``<out>/<dataset>/<scenario>/<method>/<key>/draw<d>-seed<k>``; ``<method>_oracle-<oracle>`` under one."""
         method = Path(self.method.replace(":", "-")).name.replace(".py", "")
+        if self.oracle:
+            method += f"_oracle-{self.oracle}"
         scenario = self.scenario
         leaf = f"draw{scenario.draw}-seed{self.seed}"
         return out / scenario.dataset / scenario.slug / method / self.key / leaf
@@ -120,7 +134,7 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 
 def resolve(
     *,
-    method: str = "fedcova",
+    method: str | None = None,
     dataset: str = "digits",
     protocol: str | None = None,
     track: str = "common",
@@ -136,19 +150,26 @@ def resolve(
     precision: str | None = None,
     changes: Sequence[str] = (),
     evaluate_on: str = "test",
+    oracle: str | None = None,
     deterministic: bool = True,
 ) -> Settings:
-    """Complete settings.  ``changes``: ``name=value`` of the method, or ``protocol.name=value``.
+    """Complete settings.  ``changes``: ``name=value`` of the method, or ``protocol.name=value``.  ``method``: the
+    FedCova by default; under an oracle FedAvg, the reference row.
 
     Order: protocol file, then (track own) the preset's protocol, then ``rounds``, ``precision`` and ``changes``.
     Raises ValueError (UnknownName with near misses among them) for whatever cannot be; nothing is loaded or written.
     """
+    method = method or ("fedavg" if oracle else "fedcova")
     method_class = registry.load_method(method)
     data = registry.load_dataset(dataset)
     if track not in TRACKS:
         raise registry.unknown("track", track, list(TRACKS))
     if evaluate_on not in EVALUATE_ON:
         raise registry.unknown("evaluation set", evaluate_on, list(EVALUATE_ON))
+    if oracle is not None and oracle not in ORACLES:
+        raise registry.unknown("oracle", oracle, list(ORACLES))
+    if oracle is not None and not data.labels_are_true:
+        raise ValueError(refusal(oracle, dataset))
     presets = method_class.presets
     preset = next(iter(presets)) if preset is None else preset
     if preset not in presets:
@@ -185,6 +206,7 @@ def resolve(
             "protocol_overrides": overrides,
             "scenario": scene,
             "evaluate_on": evaluate_on,
+            "oracle": oracle,
             "seed": seed,
             "deterministic": deterministic,
         },

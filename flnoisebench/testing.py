@@ -120,13 +120,13 @@ def tiny_engine(
 
 
 def tiny_run(
-    method: type[Method],
+    method: type[Method] | str,
     out: Path,
     *,
     settings: Mapping[str, Any] | None = None,
     clients: int = 3,
     arrays: Arrays | None = None,
-    noise: float = 0.3,
+    noise: float | scenario.Noise = 0.3,
     partition: Mapping[str, Any] | None = None,
     seed: int = 0,
     draw: int = 0,
@@ -140,30 +140,30 @@ def tiny_run(
 ) -> runtime.Run:
     """A whole run in a folder under ``out``: checkpoint, records, result, as the command line would make it.
 
-    method: a class at the top level of a file (workers import it from there).  noise: the share of wrong labels, the
-    same on all clients.  partition: fields of Partition (default: iid).  change: gets scenario and truth and returns
-    what to use instead.  protocol: fields of Protocol over ``tiny_protocol``.
+    method: a class at the top level of a file (workers import it from there), or a name as --method takes it.  noise:
+    the share of wrong labels, the same on all clients, or a law.  partition: fields of Partition (default: iid).
+    change: gets scenario and truth and returns what to use instead.  protocol: fields of Protocol over
+    ``tiny_protocol``.
     """
-    source = inspect.getsourcefile(method)
-    if source is None or method.__qualname__ != method.__name__:
-        raise ValueError(f"tiny_run needs a class at the top level of a file, not {method.__qualname__}")
+    name = method if isinstance(method, str) else _name_of(method)
     arrays = tiny_arrays(public=20) if arrays is None else arrays
     classes = int(arrays.train_labels.max()) + 1
-    law: dict[str, Any] = {"clients": "all", "rate": "constant", "tau": noise, "count": "exact", "include_true": False}
+    law = noise if isinstance(noise, scenario.Noise) else scenario.noise_from("clean")
+    if not isinstance(noise, scenario.Noise) and noise:
+        law = scenario.Noise(clients="all", rate="constant", tau=noise, count="exact", include_true=False)
     spec = scenario.ScenarioSpec(
         dataset=Tiny.name,
-        noise=scenario.Noise(**law) if noise else scenario.noise_from("clean"),
+        noise=law,
         noise_name="tiny" if noise else "clean",
         partition=scenario.Partition(**{"law": "iid", **(partition or {})}),
         clients=clients,
         draw=draw,
     )
-    name = f"{Path(source).resolve()}:{method.__name__}"
     loaded = registry.load_method(name)
     try:
         config = loaded.Config(**(settings or {}))
     except ValueError as error:
-        raise explain(error, loaded.Config, f"settings of {method.__name__}") from None  # type: ignore[arg-type]
+        raise explain(error, loaded.Config, f"settings of {loaded.__name__}") from None  # type: ignore[arg-type]
     whole = Settings(
         method=name,
         preset="default",
@@ -181,6 +181,14 @@ def tiny_run(
         whole, loaded, Tiny(classes), arrays, *made, folder=whole.folder(out), device=torch.device(device),
         beside=beside, executor=executor, lanes=lanes, capture=capture,
     )  # fmt: skip
+
+
+def _name_of(method: type[Method]) -> str:
+    """path/to/file.py:Class"""
+    source = inspect.getsourcefile(method)
+    if source is None or method.__qualname__ != method.__name__:
+        raise ValueError(f"tiny_run needs a class at the top level of a file, not {method.__qualname__}")
+    return f"{Path(source).resolve()}:{method.__name__}"
 
 
 # ------------------------------------------------------------------------------------------- recording a step

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from flnoisebench.cli import data, listing, scenario
+from flnoisebench.cli.check import check
 from flnoisebench.cli.run import run
 from flnoisebench.cli.show import show
 
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command()(show)
+app.command()(check)
 app.add_typer(listing.app, name="list")
 app.add_typer(scenario.app, name="scenario")
 app.add_typer(data.app, name="data")

@@ -12,8 +12,24 @@ from typing import Annotated, Any
 
 import typer
 
+from flnoisebench.scenario.oracle import ORACLES
+
 MethodName = Annotated[
-    str, typer.Option("--method", "-m", help="A name from `list methods`, or path/to/file.py:Class.")
+    str | None,
+    typer.Option(
+        "--method",
+        "-m",
+        help="A name from `list methods`, or path/to/file.py:Class.",
+        show_default="fedcova; fedavg under an oracle",
+    ),
+]
+OracleName = Annotated[
+    str | None,
+    typer.Option(
+        "--oracle",
+        help=f"Remove the noise beforehand, by the truth, as no method can: {', '.join(ORACLES)}.",
+        show_default="none",
+    ),
 ]
 DatasetName = Annotated[str, typer.Option("--dataset", "-d", help="A name from `list datasets`.")]
 Draw = Annotated[int, typer.Option(min=0, help="Seed of the scenario: who holds what, who is noisy, how much.")]

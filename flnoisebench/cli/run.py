@@ -63,7 +63,7 @@ def assignments(table: dict[str, Any], prefix: str = "") -> list[str]:
 
 @console.guarded
 def run(
-    method: opt.MethodName = "fedcova",
+    method: opt.MethodName = None,
     dataset: opt.DatasetName = "digits",
     protocol: Annotated[
         str | None, typer.Option(help="Training budget, from `list protocols`.", show_default="the data set's")
@@ -100,6 +100,7 @@ def run(
         str, typer.Option(help=f"What accuracies are measured on: {', '.join(EVALUATE_ON)}.")
     ] = "test",
     holdout: opt.Holdout = 0.0,
+    oracle: opt.OracleName = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda:1, all (GPUs), or cuda:0,cuda:1")] = "auto",
     lanes: Annotated[
         str, typer.Option(help="Clients trained at once; auto: 4 on a GPU, one a core on a CPU (1 for an MLP).")
@@ -146,6 +147,7 @@ def run(
         precision=precision or ("fp32" if place.type == "cpu" else None),
         changes=set_ or (),
         evaluate_on=evaluate_on,
+        oracle=oracle,
         deterministic=deterministic,
     )
     prepared = None
@@ -202,7 +204,7 @@ def watched(prepared: runtime.Run, *, retry: bool, quiet: bool) -> RunResult:
         task = progress.add_task(
             "run",
             total=total,
-            method=settings.method,
+            method=settings.subject,
             accuracy="-",
             noise=percent(prepared.judge.noise_before()),
             seconds=0.0,
@@ -235,7 +237,7 @@ def headline(prepared: runtime.Run) -> str:
     noise = prepared.judge.noise_before()
     known = "" if noise is None else f" ({noise:.1f} % of the labels are wrong)"
     return (
-        f"{settings.method} (preset {settings.preset}, track {settings.track}) on {scene.dataset}: "
+        f"{settings.subject} (preset {settings.preset}, track {settings.track}) on {scene.dataset}: "
         f"{scene.clients} clients, {scene.noise_name}{known}, draw {scene.draw}, seed {settings.seed}, "
         f"{settings.protocol.model}, {settings.protocol.precision} on {prepared.device}"
     )
@@ -263,6 +265,8 @@ def result_rows(result: RunResult) -> list[tuple[str, str]]:
     ]
     if result.settings.evaluate_on != "test":
         rows.insert(1, ("measured on", result.settings.evaluate_on))
+    if result.oracle is not None:
+        rows.insert(1, ("oracle", f"{result.oracle}: the noise was removed by the truth; no method's result"))
     return rows
 
 
@@ -271,7 +275,8 @@ def print_result(result: RunResult, folder: Path, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({**result.model_dump(mode="json"), "folder": str(folder)}))
         return
-    title = f"{result.card['title']} on {result.settings.scenario.dataset}"
+    oracle = f", oracle {result.oracle}," if result.oracle else ""
+    title = f"{result.card['title']}{oracle} on {result.settings.scenario.dataset}"
     if console.out.is_terminal:
         table = Table(title=title, show_header=False, title_justify="left")
         for name, value in result_rows(result):

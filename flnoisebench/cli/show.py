@@ -41,7 +41,7 @@ def show(
     else:
         line(
             "unfinished",
-            f"{len(rounds)} of {settings.protocol.rounds} rounds of {settings.method} on "
+            f"{len(rounds)} of {settings.protocol.rounds} rounds of {settings.subject} on "
             f"{settings.scenario.dataset}; the command that began it resumes it",
         )
     for name, values in (

@@ -1,0 +1,89 @@
+"""Oracles: what a method reaches when somebody who knows the truth removes the noise before it starts.
+
+No method can do this, so an oracle is none: it changes the federation that a run trains on, whatever the method, and
+gives the methods a scale.  The scenario is drawn first, as always, and stays what the run is named after; its digests
+stay recorded.  The test images stay as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+
+from flnoisebench.scenario.manifest import Array, Ints, Scenario, Truth
+
+Oracle = Literal["clean-clients", "clean-samples", "centralised-clean"]
+ORACLES: tuple[Oracle, ...] = get_args(Oracle)
+
+
+class Cleaned(NamedTuple):
+    """What an oracle leaves.  kept: int64 [k], ascending positions in the data set; scenario and truth are about these
+    samples alone, so position i of theirs is kept[i] of the data set's."""
+
+    kept: Ints
+    scenario: Scenario
+    truth: Truth
+
+
+def apply(oracle: Oracle, scenario: Scenario, truth: Truth) -> Cleaned:
+    """The federation that the oracle leaves; in all of them every training label is right, and that is told.
+
+    clean-clients: the clients without noise, each as it was.  clean-samples: every client without its wrongly labelled
+    samples, and a client that has no other not at all.  centralised-clean: one client with everybody's samples under
+    their true labels.  Clients are numbered anew, in their order.  Held-out samples keep their given labels (they are
+    not trained on) and go with their client.
+
+    Raises ValueError where the truth is unknown, or where nothing is left to train on.
+    """
+    if truth.true is None:
+        raise ValueError(refusal(oracle, scenario.spec.dataset))
+    given, clients = scenario.given, np.arange(scenario.spec.clients)
+    training = ~scenario.held_out
+    if oracle == "clean-clients":
+        stay = clients[truth.nominal == 0]
+        kept = np.flatnonzero(np.isin(scenario.owner, stay))
+    elif oracle == "clean-samples":
+        right = given == truth.true
+        stay = np.intersect1d(clients, scenario.owner[training & right])
+        kept = np.flatnonzero(np.isin(scenario.owner, stay) & (right | scenario.held_out))
+    else:
+        stay = clients[:1]
+        kept = np.arange(len(scenario.owner))
+        given = np.where(training, truth.true, given)
+    if not len(stay):
+        missing = "client is clean" if oracle == "clean-clients" else "label is right"
+        spec = scenario.spec
+        raise ValueError(
+            f"--oracle {oracle}: no {missing} under noise {spec.noise_name!r}, draw {spec.draw}; "
+            "take another oracle, another draw, or less noise"
+        )
+    owner = np.zeros(len(kept), dtype=np.int64)
+    if oracle != "centralised-clean":
+        owner = np.searchsorted(stay, scenario.owner[kept])
+    # A name of its own keeps the summary from passing for that of a scenario that was drawn with so many clients.
+    spec = scenario.spec.model_copy(update={"clients": len(stay), "noise_name": f"{scenario.spec.noise_name}-{oracle}"})
+    cleaned = replace(
+        scenario,
+        spec=spec,
+        owner=_sealed(owner),
+        given=_sealed(given[kept]),
+        held_out=_sealed(scenario.held_out[kept]),
+        told={"noise_rate": 0.0, "noisy_clients": 0.0},
+    )
+    nothing = _sealed(np.zeros(len(stay), dtype=bool)), _sealed(np.zeros(len(stay)))
+    return Cleaned(_sealed(kept), cleaned, Truth(_sealed(truth.true[kept]), *nothing))
+
+
+def refusal(oracle: Oracle, dataset: str) -> str:
+    """Why there is no oracle where the labels themselves may be wrong."""
+    return (
+        f"--oracle {oracle} needs true labels, and those of {dataset} may be wrong, nobody knows which: "
+        "take a data set with known labels"
+    )
+
+
+def _sealed(values: Array) -> Array:
+    values.setflags(write=False)
+    return values
