@@ -399,7 +399,7 @@ def _said(error: BaseException) -> str:
     return f"{text} ({own[-1][0]}, line {own[-1][1]})" if own else text
 
 
-_LIBRARIES = re.compile(rf"^{re.escape(str(Path(__file__).parent))}|site-packages/(?!flnoisebench_methods)")
+_LIBRARIES = re.compile(rf"^{re.escape(str(Path(__file__).parent))}/|/(torch|numpy|sklearn)/")
 
 
 @contextmanager

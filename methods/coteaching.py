@@ -44,7 +44,9 @@ Departures, and why:
   encoder and differ only in the head, an augmentation each keeps them from growing alike.
 
 Known limits, which are the method's: a clean client also forgets F_max of its samples, the hard ones, and a client with
-more wrong labels than F_max keeps some of them.
+more wrong labels than F_max keeps some of them.  A class that is not learned by the end of the ramp looks hard
+everywhere and can be forgotten for good: on digits (draws 10 to 14, validation) FedAvg has 92.8 %, forget rate 0 the
+same, .2 has 87.2 and the told rate 80.1, where on draw 12 a class is never predicted right.
 """
 
 from __future__ import annotations
@@ -196,8 +198,9 @@ PORTS = {"optimiser": {"name": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay
 SMALL_CLIENTS = {"batch": 32, "last_batch": "keep"}  # 72 samples each: batches of 128 would be one step a round
 
 
-def _presets(about: str, protocol: Mapping[str, Any], **settings: Any) -> Preset:
+def _presets(about: str, protocol: Mapping[str, Any], digits: Preset | None = None, **settings: Any) -> Preset:
     """The same on every data set, but for what it cannot be: clients of digits, the unknown noise of Clothing1M."""
+    digits = digits or Preset(about="a digits client holds 72 samples: small batches", protocol=SMALL_CLIENTS)
     return Preset(
         about=about,
         settings=settings,
@@ -205,7 +208,7 @@ def _presets(about: str, protocol: Mapping[str, Any], **settings: Any) -> Preset
         datasets={
             "cifar10": Preset(about="as in general: the authors tuned on CIFAR-10"),
             "cifar100": Preset(about="as in general: the authors' values for CIFAR-10 and CIFAR-100 are the same"),
-            "digits": Preset(about="a digits client holds 72 samples: small batches", protocol=SMALL_CLIENTS),
+            "digits": digits,
             "clothing1m": Preset(
                 about="forget rate .39 as FedNoisy; the rate is not known there.  Pretrained pairs differ in the head",
                 settings={"forget_rate": 0.39, "own_views": True},
@@ -213,6 +216,17 @@ def _presets(about: str, protocol: Mapping[str, Any], **settings: Any) -> Preset
             ),
         },
     )
+
+
+CHOSEN_ON_DIGITS = Preset(
+    about="the best of six on draws 10 to 14, and FNBench's: 87.3 % on validation; the told rate and ramp .05: 80.1, "
+    "ramp .2: 84.9, .5: 84.8, 1: 85.6; rate .2 and ramp .05: 87.2",
+    settings={"forget_rate": 0.2, "ramp": Rounds(0.2)},
+    protocol={  # the shared one: the authors never ran digits
+        **SMALL_CLIENTS,
+        "optimiser": {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4},
+    },
+)
 
 
 class CoTeaching(Method):
@@ -238,7 +252,11 @@ class CoTeaching(Method):
     )
     Config = Settings
     presets = {  # noqa: RUF012 (a class attribute of the contract)
-        "default": _presets("averaged once, ramp over a twentieth of the run; own: the authors' Adam", AUTHORS),
+        "default": _presets(
+            "averaged once, ramp over a twentieth of the run; own: the authors' batch and Adam",
+            AUTHORS,
+            digits=CHOSEN_ON_DIGITS,
+        ),
         "code-literal": _presets(
             "the authors' code: averaged twice, no round at F = 0; meant for its Adam (track own)",
             AUTHORS,

@@ -138,26 +138,31 @@ class Settings(Config):
 
 CIFAR100 = {"warm_up": Rounds(0.1), "lambda_u_low": 25.0, "lambda_u_high": 150.0}
 CLOTHING1M = {"warm_up": Rounds(1), "penalty": 1.0, "lambda_u": 0.0, "alpha": 0.5, "mixed": "labelled"}
+DIGITS = {"warm_up": Rounds(0.3), "lambda_u": 5.0, "prior": "local"}
 BUDGET = {"batch": 64, "optimiser": {"lr": 0.02}}  # the code's; momentum and weight decay are the benchmark's
 CLOTHING1M_BUDGET = {"batch": 32, "optimiser": {"lr": 0.002, "weight_decay": 1e-3}}
 
 
-def _preset(about: str, protocol: Mapping[str, Any] = BUDGET, **settings: Any) -> Preset:
-    """The code's settings for each data set with some of them changed."""
+def _preset(about: str, *, digits: Mapping[str, Any] = DIGITS, **settings: Any) -> Preset:
+    """The code's settings for each data set with some of them changed.  digits: beneath those, on digits."""
     return Preset(
         about=about,
         settings=settings,
-        protocol=protocol,
+        protocol=BUDGET,
         datasets={
-            "cifar10": Preset(settings=settings, protocol=protocol),
-            "cifar100": Preset(settings={**CIFAR100, **settings}, protocol=protocol),
+            "cifar10": Preset(settings=settings, protocol=BUDGET),
+            "cifar100": Preset(settings={**CIFAR100, **settings}, protocol=BUDGET),
             "clothing1m": Preset(
                 about="no L_U and a penalty on early confidence; batches of the code, drawn as they come",
                 settings={**CLOTHING1M, **settings},
                 protocol=CLOTHING1M_BUDGET,
             ),
-            "digits": Preset(settings=settings, protocol={"batch": 32, "optimiser": {"lr": 0.02}}),
-            "fashion-mnist": Preset(settings=settings, protocol=protocol),
+            "digits": Preset(
+                about="chosen on draws 10 and 11: 94.2 % where FedAvg has 93.5; with the code's settings 76 on draw 10",
+                settings={**digits, **settings},
+                protocol={**BUDGET, "batch": 32},
+            ),
+            "fashion-mnist": Preset(settings=settings, protocol=BUDGET),
         },
     )
 
@@ -362,11 +367,12 @@ class DivideMix(Method):
             threshold=0.6,
         ),
         "local-prior": _preset(
-            "L_reg towards each client's own label shares, for clients that lack classes; all else as default",
+            "L_reg towards each client's own label shares, as clients may lack classes; all else as default",
             prior="local",
         ),
         "code-literal": _preset(
             "short batches as they come, warm-up in batches twice as large, lambda_u 25 whatever the noise",
+            digits={},
             fill=False,
             warm_up_factor=2,
             lambda_u=25.0,

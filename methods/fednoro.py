@@ -265,16 +265,21 @@ def discounts(distance: Sequence[float]) -> list[float]:
 ADAM = {"name": "adam", "lr": 3e-4, "momentum": 0.9, "weight_decay": 5e-4}
 
 
-def _preset(about: str, **settings: Any) -> Preset:
+OWN_ROUNDS = {"cifar10": 100, "cifar100": 100, "clothing1m": 10, "digits": 20, "fashion-mnist": 10}
+
+
+def _preset(about: str, *, tuned: bool = True, **settings: Any) -> Preset:
     """In the track ``own``: the authors' five epochs a round in batches of 16 with Adam, at the images trained of the
-    shipped protocols, whose rounds have one epoch."""
-    rounds = {"cifar10": 100, "cifar100": 100, "clothing1m": 10, "digits": 20, "fashion-mnist": 10}
-    return Preset(
-        about=about,
-        settings=settings,
-        protocol={"local_epochs": 5, "batch": 16, "optimiser": ADAM},
-        datasets={name: Preset(protocol={"rounds": count}) for name, count in rounds.items()},
-    )
+    shipped protocols, whose rounds have one epoch.
+
+    tuned: with the adjustment chosen on digits' draws 10 to 14, where .5 validated better than 1.  There the clients
+    hold half of the classes each and the label counts of most are noisy, so the counts are poor priors.
+    """
+    datasets = {name: Preset(protocol={"rounds": rounds}) for name, rounds in OWN_ROUNDS.items()}
+    if tuned:
+        on_digits = {"adjustment": 0.5, **settings}
+        datasets["digits"] = Preset("half the adjustment", on_digits, datasets["digits"].protocol)
+    return Preset(about, settings, {"local_epochs": 5, "batch": 16, "optimiser": ADAM}, datasets)
 
 
 class FedNoRo(Method):
@@ -303,13 +308,13 @@ class FedNoRo(Method):
     )
     Config = Settings
     presets = {  # noqa: RUF012 (a class attribute of the contract)
-        "default": _preset("the authors' values, the end of the ramp in proportion to the run"),
+        "default": _preset("the authors' values but on digits, the end of the ramp in proportion to the run"),
         "code-literal": _preset(
             "the code's rounds as they are, for runs of about 100, and its augmented scores",
-            ramp_end=Rounds(49), score_view="train",
+            tuned=False, ramp_end=Rounds(49), score_view="train",
         ),
         "code-shares": _preset(
-            "the warm-up too in proportion: 50 of 500 epochs, as in the code", warm_up=Rounds(0.1)
+            "the warm-up too in proportion: 50 of 500 epochs, as in the code", tuned=False, warm_up=Rounds(0.1)
         ),
         "global-norm": _preset("one L2 norm of all weights, as the paper is described", distance="global_norm"),
         "no-adjustment": _preset("ablation: plain cross-entropy instead of the adjusted one", adjustment=0.0),

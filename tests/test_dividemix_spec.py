@@ -140,17 +140,15 @@ def test_spec_mixture_of_ten_losses(seed):
     assert division.decided
 
 
-@pytest.mark.parametrize(
-    ("law", "kept", "spread"), [("normal", 0.47, 0.08), ("exponential", 0.81, 0.05), ("lognormal", 0.97, 0.03)]
-)
-def test_spec_mixture_finds_two_heaps_in_one(law, kept, spread):
-    """The printed shares are of one seed each; here of ten, since the seed and scikit-learn's version move them."""
+@pytest.mark.parametrize(("law", "kept"), [("normal", 0.47), ("exponential", 0.81), ("lognormal", 0.97)])
+def test_spec_mixture_finds_two_heaps_in_one(law, kept):
+    """The printed shares are of one seed each, which the seed and scikit-learn's version move: they must lie in the
+    range of ten seeds, or within a hundredth of it."""
     found = []
     for seed in range(10):
-        rng = np.random.default_rng(seed)
-        losses = torch.from_numpy(getattr(rng, law)(size=2500))
+        losses = torch.from_numpy(getattr(np.random.default_rng(seed), law)(size=2500))
         found.append(len(dm.divide(dm.scaled(losses), Settings(), seed).labelled) / 2500)
-    assert abs(np.median(found) - kept) < spread, found
+    assert min(found) - 0.01 < kept < max(found) + 0.01, found
     assert max(found) < 1
 
 
@@ -583,6 +581,26 @@ def test_local_prior_is_the_clients_label_shares_and_absent_classes_cost_nothing
     assert calls[0]["given"]["prior"].tolist() == pytest.approx([1 / 3] * 3)
 
 
+@pytest.mark.parametrize("kind", [DivideMix, Normed])
+@pytest.mark.parametrize("mixed", ["both", "labelled"])
+def test_tensors_that_stay_in_place_as_on_a_gpu_give_the_same_bits(kind, mixed):
+    """Two turns in one lane: the second's division, draws and peer must replace the first's in the static tensors."""
+    found = []
+    for static in (False, True):
+        method = kind(Settings(warm_up=1, mixed=mixed))
+        engine, message = start(method, rounds=30)
+        engine.static = static
+        lane, uploads = Lane(engine), []
+        for client, round in ((0, 3), (1, 4), (0, 20)):
+            job = Job(client, "train", message, {"losses": None}, True, round, 0)
+            uploads.append(perform(lane, job).reply.upload)
+            message = {k: uploads[-1][k] for k in ("first", "second")}
+        found.append(uploads)
+    for direct, in_place in zip(*found, strict=True):
+        assert same_bits(direct["first"], in_place["first"])
+        assert same_bits(direct["second"], in_place["second"])
+
+
 def test_a_ramp_of_no_length_is_over_at_once():
     calls, _, _ = watched_turn({"ramp": 0}, round=1)
     assert dm.ramp(calls[0]["given"]["since"], 0, 4, calls[0]["given"]["length"]) == 1
@@ -600,7 +618,7 @@ def ordinary(tmp_path_factory):
     """One run under noise, watched: (result, records, Run, comparisons made)."""
     torch.set_num_threads(1)
     run = tiny_run(DivideMix, tmp_path_factory.mktemp("ordinary"), rounds=6, settings=USUAL)
-    with watch_losses() as seen:
+    with watch_losses(most=2) as seen:
         result = run.execute()
     return result, records.load_records(run.folder), run, seen
 
@@ -608,7 +626,7 @@ def ordinary(tmp_path_factory):
 def test_it_learns_and_its_loss_can_be_recorded(ordinary):
     result, rounds, _, seen = ordinary
     assert result.accuracy.final > 80
-    assert seen["loss"] > 20
+    assert seen["loss"] >= 20
     assert "labelled" not in rounds[0].metrics  # W = 1
     assert 0 < rounds[1].metrics["labelled"] < 1
     assert 0 <= rounds[1].metrics["agreement"] <= 1
@@ -620,8 +638,7 @@ def test_claims_are_judged_and_better_than_chance(ordinary):
 
 
 def test_main_is_argmax_of_both_networks_logits_and_each_is_read_beside_it(ordinary):
-    _, rounds, run, _ = ordinary
-    assert set(rounds[-1].further) == {"first", "second"} if hasattr(rounds[-1], "further") else True
+    run = ordinary[2]
     checkpoint = Checkpoint(run.folder)
     try:
         state = checkpoint.load().server
@@ -690,21 +707,38 @@ def test_every_setting_is_in_the_list_of_changes_or_tested_by_itself():
     assert {name for change in CHANGES for name in change} | told == set(Settings.model_fields)
 
 
+@pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    """The digest of three rounds with the usual settings."""
+    torch.set_num_threads(1)
+    return tiny_run(DivideMix, tmp_path_factory.mktemp("short"), settings=USUAL).execute().digest
+
+
 @pytest.mark.parametrize("change", CHANGES, ids=str)
-def test_each_setting_has_an_effect(change, ordinary, tmp_path):
-    with watch_losses() as seen:
-        found = tiny_run(DivideMix, tmp_path, rounds=6, settings={**USUAL, **change}).execute()
-    assert found.digest != ordinary[0].digest
-    if "mixed" in change:
-        assert set(seen) == {"labelled_loss", "cross_entropy"}
-    if "penalty" in change:
-        assert "penalised_loss" in seen
+def test_each_setting_has_an_effect(change, short, tmp_path):
+    assert tiny_run(DivideMix, tmp_path, settings={**USUAL, **change}).execute().digest != short
+
+
+@pytest.mark.parametrize(
+    ("change", "losses"),
+    [
+        ({"mixed": "labelled", "penalty": 1.0}, {"penalised_loss", "labelled_loss"}),
+        ({"fill": False, "ramp": 1, "prior": "local"}, {"cross_entropy", "loss"}),
+    ],
+    ids=str,
+)
+def test_the_other_losses_can_be_recorded_too(change, losses, tmp_path):
+    with watch_losses(most=2) as seen:
+        tiny_run(DivideMix, tmp_path, settings={**USUAL, **change}).execute()
+    assert set(seen) == losses
 
 
 def test_clients_without_some_classes_and_clients_left_out_do_no_harm(tmp_path):
-    partition = {"law": "classes", "classes_per_client": 1}
-    settings = {"loss_history": 2}
-    run = tiny_run(DivideMix, tmp_path, partition=partition, participation=0.5, clients=6, rounds=5, settings=settings)
+    partition, settings = {"law": "dirichlet", "alpha": 0.1}, {"loss_history": 2}
+    options = {"arrays": tiny_arrays(samples=180), "participation": 0.5, "clients": 6, "rounds": 4}
+    run = tiny_run(DivideMix, tmp_path, partition=partition, settings=settings, **options)
+    held = [run.engine.given[positions].unique().numel() for positions in run.engine.positions]
+    assert min(held) < 3
     assert run.execute().status == "complete"
 
 
@@ -765,3 +799,5 @@ def test_presets_are_valid_on_every_data_set(name, dataset):
     assert budget.optimiser.weight_decay == (1e-3 if dataset == "clothing1m" else 5e-4)
     assert config.mixed == ("labelled" if dataset == "clothing1m" else "both")
     assert config.fill is (name != "code-literal")
+    tuned = dataset == "digits" and name != "code-literal"
+    assert config.prior == ("local" if tuned or name == "local-prior" else "uniform")

@@ -202,6 +202,9 @@ def test_presets_are_valid_list_only_what_differs_and_keep_the_number_of_images(
             assert (own.batch, own.local_epochs) == (16, 5)
     assert Settings(**FedNoRo.presets["code-literal"].on("cifar10")[0]).schedule(100) == (10, 49)
     assert Settings(**FedNoRo.presets["code-shares"].on("cifar10")[0]).schedule(500) == (50, 249)
+    on_digits = {name: Settings(**preset.on("digits")[0]).adjustment for name, preset in FedNoRo.presets.items()}
+    untuned = {"code-literal": 1.0, "code-shares": 1.0, "no-adjustment": 0.0}
+    assert on_digits == {name: untuned.get(name, 0.5) for name in FedNoRo.presets}
 
 
 # --------------------------------------------------------------------------------------------- who is noisy

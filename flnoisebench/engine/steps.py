@@ -206,9 +206,9 @@ class Session:
     numbers: torch.Tensor  # int64: 0, 1, 2, ... for the step of a batch where nothing is static
     static: bool  # whether its tensors stay where they are from call to call, as a recording needs
     stream: Any  # torch.cuda.Stream to record on, or None: run directly
+    pool: Any  # the memory of its recordings, shared within a lane
     meter: Meter
     graphs: dict[tuple[int, ...], Recording | None] = field(default_factory=dict)  # by batch sizes; None: cannot be
-    pool: Any = None
     at: tuple[int, int] = (0, 0)  # step and row, where nothing is static
     losses: list[tuple[torch.Tensor, int]] = field(default_factory=list)  # likewise total
 
@@ -339,8 +339,6 @@ class Session:
                 for tensor, value in kept:
                     tensor.copy_(value)
 
-        if self.pool is None:
-            self.pool = torch.cuda.graph_pool_handle()
         name = f"the loss {self.loss.__qualname__}"
         return record(name, lambda: self.once(size, other_sizes), restore, self.stream, self.pool, self.meter)
 
@@ -395,11 +393,12 @@ class Pass:
         size: int,
         precision: str,
         stream: Any,
+        pool: Any,
         meter: Meter,
     ) -> None:
         device, shape = images.pixels.device, images.pixels.shape[1:]
         self.function, self.frozen, self.size, self.precision = function, frozen, size, precision
-        self.stream, self.meter = stream, meter
+        self.stream, self.pool, self.meter = stream, pool, meter
         layout = torch.channels_last
         self.view = torch.zeros((size, *shape), device=device).contiguous(memory_format=layout)
         self.y, self.index = (torch.zeros(size, dtype=torch.int64, device=device) for _ in range(2))
@@ -423,9 +422,8 @@ class Pass:
                 held[count:].copy_(new[:1].expand(self.size - count, *new.shape[1:]))
         if not self.tried:
             self.tried = True
-            pool = torch.cuda.graph_pool_handle()
             name = f"the function {self.function.__qualname__}"
-            self.recording = record(name, self._once, lambda: None, self.stream, pool, self.meter)
+            self.recording = record(name, self._once, lambda: None, self.stream, self.pool, self.meter)
         before = Counter(self.meter.images)
         if self.recording is None:
             self._once()
@@ -503,6 +501,7 @@ def make_session(
     rows: int,
     static: bool,
     stream: Any,
+    pool: Any,
     meter: Meter,
 ) -> Session:
     """A session for calls like this one.  rows: images of the largest owner whose calls share it."""
@@ -534,6 +533,7 @@ def make_session(
         numbers=torch.arange(0 if static else max(len(feed.sizes), 1), device=device),
         static=static,
         stream=stream,
+        pool=pool,
         meter=meter,
     )
 

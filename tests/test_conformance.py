@@ -1,0 +1,222 @@
+"""The conformance suite: every installed method keeps every rule, and every rule is broken by somebody wicked.
+
+Each method of wicked_methods.py is caught by the rule that it breaks, under the rule's name, and by nothing else: with
+that rule taken out of the table it passes.  So each rule does work that no other does.
+"""
+
+import inspect
+import json
+import random
+import sys
+
+import fixture_methods as fixtures
+import numpy as np
+import pytest
+import torch
+import wicked_methods as wicked
+from command_line import call, done, refused
+
+from flnoisebench import registry
+from flnoisebench.conformance import RULES, check
+
+EVERY_METHOD = registry.names(registry.METHODS)
+KILLED = {"fedavg", "fedcorr", "dividemix"}  # one that keeps nothing, one of many exchanges, one of two networks
+NAMES = [rule.name for rule in RULES]
+SHORT = {"rounds": 3}  # the wicked show themselves in the first rounds
+
+REFUSED_BY_THE_RUNTIME = [
+    wicked.WritesWithTorch, wicked.WritesStateWithTorch, wicked.WritesLateWithTorch, wicked.Closure, wicked.NanScores,
+    wicked.FlatScores, wicked.NoDefault,
+]  # fmt: skip
+ONLY_IN_FULL = [wicked.GlobalMemory, wicked.LooksAtProcesses]
+BASES = [wicked.Innocent, wicked.WritesServerState, wicked.Depends, wicked.Moves]
+WICKED = [
+    value
+    for value in vars(wicked).values()
+    if inspect.isclass(value)
+    and issubclass(value, wicked.Innocent)
+    and value not in [*REFUSED_BY_THE_RUNTIME, *ONLY_IN_FULL, *BASES]
+]
+
+
+def statuses(report):
+    return {finding.rule.name: finding.status for finding in report.findings}
+
+
+def without(name):
+    return [rule for rule in RULES if rule.name != name]
+
+
+def forget():
+    """Clear what SecondStart remembers, in the module that checks know it by."""
+    sys.modules[registry.load_method(f"{wicked.__file__}:SecondStart").__module__].STARTS.clear()
+
+
+# -------------------------------------------------------------------------------------------- the methods we ship
+
+
+@pytest.mark.parametrize("method", EVERY_METHOD)
+def test_every_installed_method_keeps_every_rule(method):
+    report = check(method)
+    report.require()
+    assert list(statuses(report)) == NAMES
+
+
+@pytest.mark.parametrize(
+    "method", [name if name in KILLED else pytest.param(name, marks=pytest.mark.slow) for name in EVERY_METHOD]
+)
+def test_it_does_so_when_real_processes_are_killed_and_share_the_work(method):
+    check(method, only=["resumes", "executors"], full=True).require()
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        fixtures.TwoExchanges, fixtures.Centroids, fixtures.Distilled, fixtures.TwoStreams,
+        fixtures.Remembering, fixtures.Masked, fixtures.PublicTraining, fixtures.Whole, fixtures.Norm,
+    ],
+)  # fmt: skip
+def test_whatever_a_method_may_need_is_no_offence(method):
+    check(method, rounds=3).require()
+
+
+# ------------------------------------------------------------------------------------------- every rule is needed
+
+
+def test_every_rule_has_somebody_who_breaks_it():
+    assert {method.card.title for method in WICKED} == set(NAMES)
+
+
+@pytest.mark.parametrize("method", WICKED, ids=lambda method: method.__name__)
+def test_each_rule_catches_who_breaks_it_and_no_other_rule_does(method):
+    rule = method.card.title
+    forget()
+    caught = check(method, only=[rule], **SHORT)
+    assert statuses(caught) == {rule: "failed"}
+    assert caught.findings[0].what
+    forget()
+    let_pass = statuses(check(method, rules=without(rule), **SHORT))
+    if rule == "runs":  # nothing can be compared with a run that fails, so the others say that they were not tried
+        assert "failed" not in let_pass.values()
+        assert "not tried" in let_pass.values()
+    else:
+        assert set(let_pass.values()) == {"ok"}, let_pass
+
+
+@pytest.mark.parametrize("method", REFUSED_BY_THE_RUNTIME, ids=lambda method: method.__name__)
+def test_what_the_runtime_refuses_is_reported_under_its_rule_in_the_runtimes_words(method):
+    rule = method.card.title
+    words = {
+        "immutable": "in place", "capture": "is a closure over mu", "predictors": "predictor 'main' returned",
+        "constructs": "alpha",
+    }  # fmt: skip
+    report = check(method, **SHORT)
+    assert [finding.rule.name for finding in report.failed] == [rule]
+    assert words[rule] in report.failed[0].what
+    assert statuses(report)["runs"] == "not tried"
+    # with the rule taken out, the runtime refuses it all the same
+    report = check(method, rules=without(rule), **SHORT)
+    assert [finding.rule.name for finding in report.failed] == ["runs"]
+    assert words[rule] in report.failed[0].what
+
+
+def test_what_is_kept_in_a_module_outlives_a_stop_but_no_kill():
+    method = wicked.GlobalMemory
+    assert check(method, only=["resumes"], **SHORT).ok
+    report = check(method, only=["resumes"], full=True, **SHORT)
+    assert statuses(report) == {"resumes": "failed"}
+    assert "killed" in report.findings[0].what
+
+
+def test_what_only_another_process_shows_is_caught_with_full():
+    method = wicked.LooksAtProcesses
+    assert check(method, only=["executors"], **SHORT).ok
+    report = check(method, only=["executors"], full=True, **SHORT)
+    assert statuses(report) == {"executors": "failed"}
+    assert "processes" in report.findings[0].what
+
+
+# ------------------------------------------------------------------------------------------------------ reports
+
+
+def test_a_report_says_what_where_and_what_to_do():
+    report = check(wicked.WritesMessage, only=["immutable"], **SHORT)
+    with pytest.raises(AssertionError) as caught:
+        report.require()
+    text = str(caught.value)
+    assert "what: the message or the client's state was changed in place" in text
+    assert "where: round 0, exchange 0, client 0, task 'train'" in text
+    assert "what to do: Clone before writing" in text
+
+
+def test_an_error_of_the_method_is_reported_with_its_line():
+    report = check(wicked.Fails, only=["runs"], **SHORT)
+    line = inspect.getsource(wicked).splitlines().index('            raise RuntimeError("the sum went wrong")') + 1
+    assert "Fails, round 2, exchange 0, aggregate: RuntimeError: the sum went wrong" in report.findings[0].what
+    assert f"wicked_methods.py, line {line}" in report.findings[0].what
+
+
+def test_a_stage_beyond_the_rounds_is_named():
+    settings = {"correct_start": 30}
+    assert check("fedavg-relabel", settings=settings, only=["settings-json"]).unreached == {"correct_start": 30}
+    assert check("fedavg-relabel", settings=settings, only=["settings-json"], rounds=31).unreached == {}
+
+
+def test_a_check_leaves_the_global_generators_where_they_were():
+    def state():
+        return str(random.getstate()), str(np.random.get_state()), torch.get_rng_state().tolist()
+
+    before = state()
+    check(wicked.MovesTorch, only=["randomness"], **SHORT)
+    assert state() == before
+
+
+def test_unknown_rules_presets_and_budgets_are_refused():
+    with pytest.raises(ValueError, match=r"unknown rule 'resume'. Did you mean resumes"):
+        check(wicked.Innocent, only=["resume"])
+    with pytest.raises(ValueError, match="unknown preset"):
+        check(wicked.Innocent, preset="no such")
+    with pytest.raises(ValueError, match="batch_size"):
+        check(wicked.Innocent, protocol={"batch_size": 3})
+
+
+# --------------------------------------------------------------------------------------------- the command line
+
+FAST = ("--rounds", 3, "--only", "learns", "--only", "settings-json")
+
+
+def test_the_command_prints_a_line_a_rule_and_ends_well():
+    lines = [line.split("\t") for line in done("check", "--method", "fedavg", *FAST).splitlines()]
+    assert [line[:2] for line in lines] == [["settings-json", "ok"], ["learns", "ok"]]
+    assert all(len(line) == 4 for line in lines)
+
+
+def test_the_command_fails_with_what_where_and_what_to_do():
+    result = call("check", "--method", f"{wicked.__file__}:WritesMessage", "--rounds", 3, "--only", "immutable")
+    assert result.exit_code == 1
+    assert result.stdout.startswith("immutable\tfailed\t")
+    for piece in ("what: the message", "where: round 0", "what to do: Clone"):
+        assert piece in result.stdout
+
+
+def test_the_command_prints_json():
+    found = json.loads(done("check", "-m", "fedavg", "--json", *FAST))
+    assert found["ok"]
+    assert [rule["rule"] for rule in found["rules"]] == ["settings-json", "learns"]
+    result = call("check", "-m", f"{wicked.__file__}:Fails", "--json", *FAST, "--only", "runs")
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert [rule["status"] for rule in found["rules"]] == ["ok", "not tried", "failed"]
+    assert not found["ok"]
+
+
+def test_the_command_takes_settings_of_the_method_and_of_the_small_budget():
+    words = ("check", "-m", "fedavg-relabel", "--only", "settings-json", "--set")
+    assert "correct_start = 30 lies beyond these 12 rounds" in done(*words, "correct_start=30")
+    assert "batch" in refused("check", "-m", "fedavg", *FAST, "--set", "protocol.batch=0")
+    result = call(*words, "no_such=1")
+    assert (result.exit_code, "unknown setting 'no_such'" in result.stdout) == (1, True)
+
+
+def test_the_command_refuses_an_unknown_rule():
+    assert "Did you mean resumes" in refused("check", "-m", "fedavg", "--only", "resume")

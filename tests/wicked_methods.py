@@ -1,0 +1,688 @@
+"""Methods that each break one rule of flnoisebench.conformance and keep all others: test_conformance.py tries them.
+
+Each says how the promise is broken, and by its card which rule it breaks.
+"""
+
+import multiprocessing
+import random
+import sys
+import threading
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from flnoisebench.api import (
+    KEEP,
+    Card,
+    Config,
+    Field,
+    Method,
+    Plan,
+    Preset,
+    Reply,
+    average,
+    cross_entropy,
+    map_tensors,
+    weights,
+)
+
+
+def breaks(rule):
+    return Card(title=rule, paper="a fixture of the tests", year=2025)
+
+
+class Innocent(Method):
+    """FedAvg: what the wicked ones share, and the control that breaks nothing."""
+
+    card = breaks("nothing")
+
+    def init(self, server):
+        return weights(server.model())
+
+    def plan(self, state, server):
+        return Plan("train", server.cohort(), state)
+
+    def client(self, task, message, client):
+        network = client.model(message)
+        client.fit(network, cross_entropy)
+        return Reply(weights(network))
+
+    def aggregate(self, state, uploads, server):
+        return average([upload.content for upload in uploads], [upload.size for upload in uploads])
+
+    def predictors(self, state, server):
+        return {"main": server.model(state, frozen=True)}
+
+
+def moved(tree, amount):
+    """Weights shifted by a little: enough for another digest, not for another accuracy."""
+    return map_tensors(lambda value: value + 1e-4 * amount, tree)
+
+
+# ---------------------------------------------------------------------------------------------------- settings
+
+
+class OddPreset(Innocent):
+    """A preset whose setting is out of bounds on one data set."""
+
+    class Config(Config):
+        alpha: float = Field(1.0, gt=0, why="a setting")
+
+    card = breaks("constructs")
+    presets: ClassVar = {"default": Preset(), "odd": Preset(datasets={"digits": Preset(settings={"alpha": -1.0})})}
+
+
+class OddBudget(Innocent):
+    """A preset whose protocol, read in the track own, has a field that protocols have not."""
+
+    card = breaks("constructs")
+    presets: ClassVar = {"default": Preset(), "odd": Preset(datasets={"digits": Preset(protocol={"batch_size": 3})})}
+
+
+class OddElsewhere(Innocent):
+    """The same for a data set that is not installed."""
+
+    card = breaks("constructs")
+    presets: ClassVar = {"default": Preset(datasets={"elsewhere": Preset(protocol={"optimiser.lr": -1.0})})}
+
+
+class OddNetwork(Innocent):
+    """A preset whose network cannot be built."""
+
+    class Config(Config):
+        width: int = Field(1, why="a setting without the bound that it needs")
+
+    card = breaks("constructs")
+    presets: ClassVar = {"default": Preset(), "odd": Preset(settings={"width": -1})}
+
+    def network(self, encoder):
+        torch.nn.Linear(encoder.width, self.config.width)
+        return super().network(encoder)
+
+
+class Tolerant(Innocent):
+    """Ignores a setting that it does not have."""
+
+    class Config(Config):
+        model_config: ClassVar = {"extra": "ignore"}
+
+    card = breaks("unknown-settings")
+
+
+class Forgetful(Innocent):
+    """A pair that comes back from JSON as a list."""
+
+    class Config(Config):
+        interval: Any = Field((1, 2), why="a pair")
+
+    card = breaks("settings-json")
+
+
+class ForgetfulPreset(Innocent):
+    """The same in a preset only."""
+
+    class Config(Config):
+        interval: Any = Field(None, why="a pair")
+
+    card = breaks("settings-json")
+    presets: ClassVar = {"default": Preset(), "pair": Preset(settings={"interval": (1, 2)})}
+
+
+# --------------------------------------------------------------------------------- written in place, behind torch
+
+
+class WritesMessage(Innocent):
+    card = breaks("immutable")
+
+    def plan(self, state, server):
+        return Plan("train", server.cohort(), {"w": state, "scratch": torch.zeros(2)})
+
+    def client(self, task, message, client):
+        message["scratch"].numpy()[0] += 1
+        return super().client(task, message["w"], client)
+
+
+class WritesClientState(Innocent):
+    card = breaks("immutable")
+
+    def join(self, client):
+        return {"turns": torch.zeros(1)}
+
+    def client(self, task, message, client):
+        if client.round == 0:
+            client.state["turns"].numpy()[0] = 1
+        return Reply(super().client(task, message, client).upload, {"turns": torch.ones(1)})
+
+
+class WritesUpload(Innocent):
+    card = breaks("immutable")
+
+    def client(self, task, message, client):
+        return Reply({"w": super().client(task, message, client).upload, "scratch": torch.zeros(2)}, KEEP)
+
+    def aggregate(self, state, uploads, server):
+        for upload in uploads:
+            upload.content["scratch"].numpy()[0] = 5
+        return average([upload.content["w"] for upload in uploads], [upload.size for upload in uploads])
+
+
+class WritesServerState(Innocent):
+    """In plan, aggregate, predictors or diagnostics, as its subclasses say."""
+
+    card = breaks("immutable")
+    where = ""
+
+    def _write(self, where, state):
+        if where == self.where:
+            state["scratch"].numpy()[0] += 1
+
+    def init(self, server):
+        return {"w": super().init(server), "scratch": torch.zeros(2)}
+
+    def plan(self, state, server):
+        self._write("plan", state)
+        return super().plan(state["w"], server)
+
+    def aggregate(self, state, uploads, server):
+        self._write("aggregate", state)
+        return {"w": super().aggregate(state["w"], uploads, server), "scratch": torch.zeros(2)}
+
+    def predictors(self, state, server):
+        self._write("predictors", state)
+        return super().predictors(state["w"], server)
+
+    def diagnostics(self, state):
+        self._write("diagnostics", state)
+        return {}
+
+
+class WritesInPlan(WritesServerState):
+    where = "plan"
+
+
+class WritesInAggregate(WritesServerState):
+    where = "aggregate"
+
+
+class WritesInPredictors(WritesServerState):
+    where = "predictors"
+
+
+class WritesInDiagnostics(WritesServerState):
+    where = "diagnostics"
+
+
+# ------------------------------------------------------------------------------------------------------ the same run
+
+STARTS = []  # one entry a run of SecondStart; the test empties it
+
+
+class SecondStart(Innocent):
+    """The second run in a process is another one, as with a cache file that the first one left behind.
+
+    Only the second, so that of all the runs of a check it is the repetition that meets it.
+    """
+
+    card = breaks("repeats")
+
+    def plan(self, state, server):
+        if server.round == 0:
+            STARTS.append(server.protocol.rounds)
+            state = moved(state, len(STARTS) == 2)
+        return super().plan(state, server)
+
+
+class Seedless(Innocent):
+    """No randomness at all: class means of pixels, and the nearest is the answer."""
+
+    card = breaks("seed")
+
+    def network(self, encoder):
+        return torch.nn.Linear(1, 1)  # not used
+
+    def init(self, server):
+        return torch.zeros(server.classes, server.shape[0] * server.shape[1] * server.shape[2])
+
+    def client(self, task, message, client):
+        pixels = client.apply(pixels_of)
+        member = F.one_hot(client.labels, client.classes).float()
+        return Reply({"sum": member.T @ pixels, "count": member.sum(0)})
+
+    def aggregate(self, state, uploads, server):
+        count = sum(upload.content["count"] for upload in uploads)
+        return sum(upload.content["sum"] for upload in uploads) / count.clamp_min(1)[:, None]
+
+    def predictors(self, state, server):
+        return {"main": lambda images: -torch.cdist(images.flatten(1), state)}
+
+
+def pixels_of(batch):
+    return batch.x.flatten(1)
+
+
+class Counting(Innocent):
+    """Counts in the object how often each turn is taken, and takes the second one differently."""
+
+    card = breaks("pure")
+
+    def client(self, task, message, client):
+        times = self.__dict__.setdefault("times", {})
+        turn = client.round, client.id
+        times[turn] = times.get(turn, 0) + 1
+        return Reply(moved(super().client(task, message, client).upload, times[turn] - 1))
+
+
+class CountingServer(Innocent):
+    """The same at the server."""
+
+    card = breaks("pure")
+
+    def aggregate(self, state, uploads, server):
+        times = self.__dict__.setdefault("times", {})
+        times[server.round] = times.get(server.round, 0) + 1
+        return moved(super().aggregate(state, uploads, server), times[server.round] - 1)
+
+
+class Notebook(dict):
+    """A dict with something written on it."""
+
+    momentum = 0.0
+
+
+class NotesOnState(Innocent):
+    """What the state's dict carries as an attribute is not in the checkpoint."""
+
+    card = breaks("resumes")
+
+    def aggregate(self, state, uploads, server):
+        momentum = getattr(state, "momentum", 0.0)
+        after = Notebook(moved(super().aggregate(state, uploads, server), momentum))
+        after.momentum = 0.5 * momentum + 1.0
+        return after
+
+
+class NumpyNumber(Innocent):
+    """A number of numpy's in a client's state is Python's own after a resume, and behaves differently."""
+
+    card = breaks("resumes")
+
+    def join(self, client):
+        return {"turns": np.float64(0)}
+
+    def client(self, task, message, client):
+        turns = client.state["turns"]
+        upload = moved(super().client(task, message, client).upload, float(isinstance(turns, np.floating)))
+        return Reply(upload, {"turns": np.float64(turns + 1)})
+
+
+MEMORY = {}  # round -> what GlobalMemory aggregated; dies with the process
+
+
+class GlobalMemory(Innocent):
+    """The server's momentum in the module: no stop within a process shows it, a kill does."""
+
+    card = breaks("resumes")
+
+    def aggregate(self, state, uploads, server):
+        new = super().aggregate(state, uploads, server)
+        before = MEMORY.get(server.round - 1)
+        MEMORY[server.round] = new
+        return new if before is None else average([new, before], [9, 1])
+
+
+class LooksAtThreads(Innocent):
+    card = breaks("executors")
+
+    def client(self, task, message, client):
+        elsewhere = threading.current_thread() is not threading.main_thread()
+        return Reply(moved(super().client(task, message, client).upload, float(elsewhere)))
+
+
+class LooksAtProcesses(Innocent):
+    """The same of processes, which only a full check tries."""
+
+    card = breaks("executors")
+
+    def client(self, task, message, client):
+        elsewhere = multiprocessing.parent_process() is not None
+        return Reply(moved(super().client(task, message, client).upload, float(elsewhere)))
+
+
+# ---------------------------------------------------------------------------------------------------- randomness
+
+
+class Depends(Innocent):
+    """Looks at a global generator's state without moving it."""
+
+    card = breaks("randomness")
+
+    def seen(self):
+        raise NotImplementedError
+
+    def aggregate(self, state, uploads, server):
+        return moved(super().aggregate(state, uploads, server), self.seen() % 97)
+
+
+class DependsOnTorch(Depends):
+    def seen(self):
+        return torch.initial_seed()
+
+
+class DependsOnNumpy(Depends):
+    def seen(self):
+        return int(np.random.get_state()[1][1])
+
+
+class DependsOnRandom(Depends):
+    def seen(self):
+        return random.getstate()[1][1]
+
+
+class Moves(Innocent):
+    """Draws from a global generator and throws the number away."""
+
+    card = breaks("randomness")
+
+    def draw(self):
+        raise NotImplementedError
+
+    def aggregate(self, state, uploads, server):
+        self.draw()
+        return super().aggregate(state, uploads, server)
+
+
+class MovesTorch(Moves):
+    def draw(self):
+        torch.rand(1)
+
+
+class MovesNumpy(Moves):
+    def draw(self):
+        np.random.rand()
+
+
+class MovesRandom(Moves):
+    def draw(self):
+        random.random()
+
+
+# ------------------------------------------------------------------------------------------------------- sight
+
+
+class PeeksAtOthers(Innocent):
+    """Reads all clients' labels behind its own side."""
+
+    card = breaks("client-sight")
+
+    def client(self, task, message, client):
+        labels = client._lane.engine.given.float().mean().item()
+        return Reply(moved(super().client(task, message, client).upload, labels))
+
+
+class PeeksOnJoining(Innocent):
+    """The same once, when it makes its first state."""
+
+    card = breaks("client-sight")
+
+    def join(self, client):
+        return client._lane.engine.pixels.float().mean().item()
+
+
+class ServerPeeks(Innocent):
+    card = breaks("server-sight")
+
+    def aggregate(self, state, uploads, server):
+        labels = server._lane.engine.given.float().mean().item()
+        return moved(super().aggregate(state, uploads, server), labels)
+
+
+class PeeksAtTruth(Innocent):
+    """Walks up the stack to the evaluator, and answers the first image by the first training sample's true label."""
+
+    card = breaks("truth")
+
+    def predictors(self, state, server):
+        frame = sys._getframe()
+        while frame is not None and not hasattr(frame.f_locals.get("self"), "judge"):
+            frame = frame.f_back
+        network = server.model(state, frozen=True)
+        if frame is None:
+            return {"main": network}
+        first = int(frame.f_locals["self"].judge._truth.true[0])
+
+        def informed(images):
+            scores = network(images).clone()
+            scores[0] = torch.eye(server.classes)[first]
+            return scores
+
+        return {"main": informed}
+
+
+# ------------------------------------------------------------------------------------------------------- bytes
+
+
+class Hiding(dict):
+    """Shows all of its entries but one."""
+
+    def __iter__(self):
+        return iter(key for key in dict.keys(self) if key != "secret")
+
+
+class HidesAnEntry(Innocent):
+    card = breaks("bytes")
+
+    def client(self, task, message, client):
+        return Reply(Hiding(w=super().client(task, message, client).upload, secret=torch.ones(1000)))
+
+    def aggregate(self, state, uploads, server):
+        return average([upload.content["w"] for upload in uploads], [upload.size for upload in uploads])
+
+
+class HidesInMessage(Innocent):
+    card = breaks("bytes")
+
+    def plan(self, state, server):
+        return Plan("train", server.cohort(), Hiding(w=state, secret=torch.ones(1000)))
+
+    def client(self, task, message, client):
+        return super().client(task, message["w"], client)
+
+
+class ClingsToUpload(Innocent):
+    """A tensor brings a number along as an attribute."""
+
+    card = breaks("bytes")
+
+    def client(self, task, message, client):
+        upload = super().client(task, message, client).upload
+        next(iter(upload.values())).secret = float(client.id)
+        return Reply(upload)
+
+    def aggregate(self, state, uploads, server):
+        secret = sum(getattr(next(iter(upload.content.values())), "secret", 0.0) for upload in uploads)
+        return moved(super().aggregate(state, uploads, server), secret)
+
+
+class ClingsToMessage(Innocent):
+    card = breaks("bytes")
+
+    def plan(self, state, server):
+        message = {"w": state, "note": torch.zeros(1)}
+        message["note"].secret = 1.0
+        return Plan("train", server.cohort(), message)
+
+    def client(self, task, message, client):
+        secret = getattr(message["note"], "secret", 0.0)
+        return Reply(moved(super().client(task, message["w"], client).upload, secret))
+
+
+# ------------------------------------------------------------------------------------- losses and predictions
+
+
+class LearnsNothing(Innocent):
+    """Says the same of every image."""
+
+    card = breaks("learns")
+
+    def predictors(self, state, server):
+        return {"main": lambda images: torch.eye(server.classes)[0].expand(len(images), -1)}
+
+
+class NoPredictor(Innocent):
+    """Never has one."""
+
+    card = breaks("learns")
+
+    def predictors(self, state, server):
+        return {}
+
+
+def by_item(network, batch):
+    return cross_entropy(network, batch) * batch.given["mu"].item()
+
+
+class TakesItem(Innocent):
+    card = breaks("capture")
+
+    def client(self, task, message, client):
+        network = client.model(message)
+        client.fit(network, by_item, given={"mu": 1.0})
+        return Reply(weights(network))
+
+
+class InfiniteScores(Innocent):
+    card = breaks("predictors")
+
+    def predictors(self, state, server):
+        network = server.model(state, frozen=True)
+
+        def certain(images):
+            scores = network(images)
+            return scores.masked_fill(scores < scores.amax(1, keepdim=True), -torch.inf)
+
+        return {"main": certain}
+
+
+class Squeezed(Innocent):
+    """A further predictor that gives one image's scores another shape."""
+
+    card = breaks("predictors")
+
+    def predictors(self, state, server):
+        network = server.model(state, frozen=True)
+        return {"main": network, "second": lambda images: network(images).squeeze(0)}
+
+
+# --------------------------------------------------------------------------------------------------- federations
+
+
+class NeedsEverybody(Innocent):
+    card = breaks("participation")
+
+    def aggregate(self, state, uploads, server):
+        parts = [uploads[client].content for client in range(server.clients)]
+        return average(parts, [upload.size for upload in uploads])
+
+
+class NeedsEveryClass(Innocent):
+    card = breaks("lacking-classes")
+
+    def client(self, task, message, client):
+        counts = client.labels.bincount(minlength=client.classes)
+        shares = {"w": super().client(task, message, client).upload}
+        return Reply({**shares, "rarity": 1 / counts if client.size > 1 else torch.zeros(client.classes)})
+
+    def aggregate(self, state, uploads, server):
+        return average([upload.content["w"] for upload in uploads], [upload.size for upload in uploads])
+
+
+class NeedsTwoSamples(Innocent):
+    card = breaks("one-sample")
+
+    def client(self, task, message, client):
+        return Reply({"w": super().client(task, message, client).upload, "spread": client.labels.float().std()})
+
+    def aggregate(self, state, uploads, server):
+        return average([upload.content["w"] for upload in uploads], [upload.size for upload in uploads])
+
+
+class Fails(Innocent):
+    card = breaks("runs")
+
+    def aggregate(self, state, uploads, server):
+        if server.round == 2:
+            raise RuntimeError("the sum went wrong")
+        return super().aggregate(state, uploads, server)
+
+
+class EndsAtOnce(Innocent):
+    """Ends the run before its first round."""
+
+    card = breaks("runs")
+
+    def plan(self, state, server):
+        return None
+
+
+# ------------------------------------------------------------------------------- what the runtime itself refuses
+
+
+class WritesWithTorch(Innocent):
+    card = breaks("immutable")
+
+    def client(self, task, message, client):
+        next(iter(message.values())).add_(1)
+        return super().client(task, message, client)
+
+
+class WritesStateWithTorch(Innocent):
+    card = breaks("immutable")
+
+    def aggregate(self, state, uploads, server):
+        next(iter(state.values())).add_(1)
+        return super().aggregate(state, uploads, server)
+
+
+class WritesLateWithTorch(Innocent):
+    card = breaks("immutable")
+
+    def predictors(self, state, server):
+        next(iter(state.values())).add_(1)
+        return super().predictors(state, server)
+
+
+class Closure(Innocent):
+    card = breaks("capture")
+
+    def client(self, task, message, client):
+        mu = 1.0
+
+        def loss(network, batch):
+            return cross_entropy(network, batch) * mu
+
+        network = client.model(message)
+        client.fit(network, loss)
+        return Reply(weights(network))
+
+
+class NanScores(Innocent):
+    card = breaks("predictors")
+
+    def predictors(self, state, server):
+        return {"main": lambda images: torch.full((len(images), server.classes), torch.nan)}
+
+
+class FlatScores(Innocent):
+    card = breaks("predictors")
+
+    def predictors(self, state, server):
+        return {"main": lambda images: torch.zeros(len(images))}
+
+
+class NoDefault(Innocent):
+    class Config(Config):
+        alpha: float = Field(..., why="without a default")
+
+    card = breaks("constructs")
