@@ -428,6 +428,7 @@ class Run:
             require_finite(outcomes, jobs, self.method)
         after = self._lane.server(round, exchange, "aggregate")
         uploads = tuple(Upload(outcome.client, outcome.size, outcome.reply.upload) for outcome in outcomes)
+        uploaded = trees.writes([upload.content for upload in uploads])
         with meter.time("aggregate", self.device):
             state = self._call(
                 "aggregate", round, exchange, lambda: self.method.aggregate(position.server, uploads, after)
@@ -437,6 +438,8 @@ class Run:
             raise MethodError(
                 f"{self._where(round, exchange)}: plan or aggregate wrote into the server's state in place; clone first"
             )
+        if trees.writes([upload.content for upload in uploads]) != uploaded:  # it may be part of a client's state
+            raise MethodError(f"{self._where(round, exchange)}: aggregate wrote into an upload in place; clone first")
         with meter.time("digest", self.device):
             position.digest = _chained(position.digest, state, outcomes)
         self._gather(position, plan, messages, outcomes, (server.notes, after.notes))

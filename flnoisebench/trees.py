@@ -253,6 +253,7 @@ def _fingerprint(tree: Tree) -> torch.Tensor | None:
         if isinstance(leaf, torch.Tensor):
             by_device.setdefault(leaf.device, []).append((start, _words(leaf)))
     for device, parts in by_device.items():
+        parts.sort(key=lambda part: part[0])  # views that do not fill their vector come last
         words = torch.cat([part for _, part in parts])
         if not pieces and len(by_device) == 1:  # nothing but loose tensors: their words follow each other
             keys = _keys(0, words.numel(), device)

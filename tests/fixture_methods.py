@@ -502,6 +502,8 @@ class Faulty(Averaging):
             return server.model(state).state_dict()
         if self._bad(server, "aggregate"):
             raise RuntimeError("the sum went wrong")
+        if self._bad(server, "upload written"):
+            next(iter(uploads[0].content.values())).add_(1)
         if self._bad(server, "nan state"):
             return map_tensors(lambda value: value * float("nan"), state)
         if self._bad(server, "note"):

@@ -609,6 +609,7 @@ SERVER_FAULTS = {
     "no plan": "plan must return a Plan or None, not str",
     "state written": "wrote into the server's state in place",
     "state written late": "predictors or diagnostics wrote into the server's state in place",
+    "upload written": "aggregate wrote into an upload in place",
     "aggregate": "aggregate: RuntimeError: the sum went wrong",
     "nan state": "aggregate's state is not finite",
     "aliased sum": "aggregate's state shares the memory of the server's network",

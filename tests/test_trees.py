@@ -131,6 +131,13 @@ def test_a_digest_does_not_depend_on_order_of_filling_nor_on_memory_layout():
     assert digest(a.transpose(0, 1)) == digest(a.transpose(0, 1).contiguous())
 
 
+def test_a_digest_does_not_depend_on_what_its_tensors_are_views_of():
+    a, b = torch.arange(6.0), torch.arange(10.0, 16.0)
+    shared = {"a": a[:3], "b": b[:3], "c": a[1:4], "d": a[1:4]}  # overlapping, and filling neither vector
+    apart = {name: leaf.clone() for name, leaf in shared.items()}
+    assert trees.digest(shared) == trees.digest(apart) == trees.digest(from_bytes(to_bytes(shared)))
+
+
 def test_the_order_of_a_dict_survives_since_a_method_may_sum_over_it():
     assert list(from_bytes(to_bytes({"b": 1, "a": 2, "10": 3, "9": 4}))) == ["b", "a", "10", "9"]
 
