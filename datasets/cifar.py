@@ -8,7 +8,9 @@ train and test need.  Names, MD5 sums and the download are torchvision's.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
+import io
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +19,11 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torchvision import datasets as official
+from torchvision.datasets.utils import download_url
 
 from flnoisebench.api import Arrays, Dataset, MissingData
 
+_HUMAN = "https://github.com/UCSC-REAL/cifar-10-100n"
 _TERMS = (
     "https://www.cs.toronto.edu/~kriz/cifar.html (A. Krizhevsky, Learning Multiple Layers of Features from Tiny "
     "Images, 2009; no licence is stated, the author asks for this citation)."
@@ -45,6 +49,7 @@ class CIFAR10(Dataset):
     source = _TERMS
     files: ClassVar[type[official.CIFAR10]] = official.CIFAR10  # names and MD5 sums
     public_files: ClassVar[type[official.CIFAR10]] = official.CIFAR100  # the set that lends public images
+    human_file: ClassVar[tuple[str, str]] = ("CIFAR-10_human.pt", "96644db5574813cae939af5f7f2a0aec")
 
     def load(self, root: Path, *, public: bool = False) -> Arrays:
         """Read and check the files.
@@ -67,6 +72,31 @@ class CIFAR10(Dataset):
             test_labels=test_labels,
             public=_read(root, self.public_files, self.public_files.train_list)[0] if public else None,
         )
+
+    def human_labels(self, root: Path) -> dict[str, torch.Tensor]:
+        """CIFAR-10N's label sets (Wei et al., ICLR 2022): aggre_label, random_label1, random_label2, random_label3 and
+        worse_label, int64 [50000] each; CIFAR-100N's: noisy_label.  Read from ``root/CIFAR-10_human.pt`` (or -100_).
+
+        Raises MissingData, and ValueError, naming the file, where its MD5 differs from the published one or its
+        labels belong to images in another order.
+        """
+        root = Path(root).absolute()
+        _require(root, self.files, self.files.train_list, self.title)
+        return _human(root, self.name, self.human_file, _read(root, self.files, self.files.train_list)[1])
+
+    def fetch_human_labels(self, root: Path) -> None:
+        """Download CIFAR-N's file into ``root`` (2.4 MB, CC BY-NC 4.0), MD5-checked.
+
+        Raises MissingData with another way when the server does not answer.
+        """
+        name, md5 = self.human_file
+        try:
+            download_url(f"{_HUMAN}/raw/main/data/{name}", str(root), name, md5)
+        except (OSError, RuntimeError) as error:
+            raise MissingData(
+                f"human labels of {self.title} could not be downloaded from {_HUMAN}: {error}.  Try again later, or "
+                f"put data/{name} (MD5 {md5}) of a copy of that repository into {Path(root).absolute()}."
+            ) from error
 
     def fetch(self, root: Path) -> None:
         """Download and unpack into ``root`` (torchvision, 170 MB), MD5-checked.
@@ -107,6 +137,7 @@ class CIFAR100(CIFAR10):
     protocol = "cifar100"
     files: ClassVar[type[official.CIFAR10]] = official.CIFAR100
     public_files: ClassVar[type[official.CIFAR10]] = official.CIFAR10
+    human_file: ClassVar[tuple[str, str]] = ("CIFAR-100_human.pt", "a67b45c1d7992051865b5c755bd68bb1")
 
     def superclasses(self, root: Path) -> torch.Tensor:
         """int64 [100]: the superclass, 0..19, of each fine class, as the training file states it.
@@ -160,3 +191,37 @@ def _read(
     key = "fine_labels" if "fine_labels" in batches[0] else "labels"
     images = torch.from_numpy(np.concatenate([batch["data"] for batch in batches])).view(-1, 3, 32, 32)
     return images, torch.tensor([label for batch in batches for label in batch[key]], dtype=torch.int64)
+
+
+# The published files hold numpy arrays, which torch reads without running anything once these names are allowed.
+_NUMPY = [
+    *[(np._core.multiarray._reconstruct, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")],
+    (np.ndarray, "numpy.ndarray"),
+    (np.dtype, "numpy.dtype"),
+    (codecs.encode, "_codecs.encode"),
+    type(np.dtype(np.int64)),
+]
+
+
+def _human(root: Path, dataset: str, listed: tuple[str, str], clean: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The label sets of a CIFAR-N file, coarse ones apart.  clean: int64 [n], the true labels in the images' order."""
+    name, md5 = listed
+    path = root / name
+    if not path.is_file():
+        raise MissingData(
+            f"Human labels are read from {path} (MD5 {md5}), which is not there.  It is data/{name} of {_HUMAN} (Wei "
+            f"et al., ICLR 2022; CC BY-NC 4.0): get it with `flnoisebench data fetch {dataset} --human-labels "
+            f"--data-root {root}`."
+        )
+    content = path.read_bytes()
+    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if found != md5:
+        raise ValueError(
+            f"{path} is another file or damaged: {len(content)} bytes with MD5 {found}, expected MD5 {md5}"
+        )
+    with torch.serialization.safe_globals(_NUMPY):
+        sets = torch.load(io.BytesIO(content), weights_only=True)
+    labels = {key: torch.as_tensor(np.asarray(values), dtype=torch.int64) for key, values in sets.items()}
+    if not torch.equal(labels.pop("clean_label"), clean):
+        raise ValueError(f"{path}: its clean labels are not those of the images in {root}: they are in another order")
+    return {key: values for key, values in labels.items() if "coarse" not in key}

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
-import hashlib
-import json
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import torch
-from PIL import Image, ImageOps
 
-from flnoisebench.api import Arrays, Dataset, MissingData
+from flnoisebench.api import Arrays, Config, Dataset, Field, MissingData, decode_images, read_settings, shared_images
 
 _READ = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
 _OTHER = {".avif", ".gif", ".heic", ".jfif", ".jp2", ".tif", ".tiff"}  # refused, not passed over: no silent loss
-_STRETCH = 64  # files a thread reads at a time; one task a file would cost a gigabyte of bookkeeping at 1M files
+
+
+class FolderSettings(Config):
+    """What ``root/flnoisebench.json`` may say."""
+
+    size: int = Field(64, ge=8, le=1024, unit="pixels", why="twice CIFAR's; a million images take 12 GB")
 
 
 class Folder(Dataset):
@@ -58,7 +56,7 @@ class Folder(Dataset):
         for part in ("train", "test", "public") if public else ("train", "test"):
             if not (root / part).is_dir():
                 raise MissingData(f"An image folder was looked for in {root}, which has no {part}/.  {self.source}")
-        size = _size(root / "flnoisebench.json")
+        size = read_settings(root / "flnoisebench.json", FolderSettings).size
         train, test = _classes(root / "train"), _classes(root / "test")
         for here, there, missing in (("train", "test", train.keys() - test), ("test", "train", test.keys() - train)):
             if missing:
@@ -69,35 +67,16 @@ class Folder(Dataset):
             raise ValueError(f"{root / 'train'} has {len(train)} class folders; a classification needs two at least")
         train_files = [file for files in train.values() for file in files]
         test_files = [file for files in test.values() for file in files]
-        train_images, test_images = _decode(train_files, size), _decode(test_files, size)
+        train_images, test_images = decode_images(train_files, size), decode_images(test_files, size)
         _refuse_overlap(train_files, train_images, test_files, test_images)
         return Arrays(
             train_images=train_images,
             train_labels=_labels(train),
             test_images=test_images,
             test_labels=_labels(test),
-            public=_decode(_images(root / "public"), size) if public else None,
+            public=decode_images(_images(root / "public"), size) if public else None,
             classes=tuple(train),
         )
-
-
-def _size(path: Path) -> int:
-    """The side in pixels from the settings file, 64 without one."""
-    if not path.is_file():
-        return 64
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # not JSON, or not UTF-8
-        raise ValueError(f'{path} is not JSON: {error}.  It may say {{"size": 64}}') from error
-    if not isinstance(settings, dict):
-        raise ValueError(f'{path} must hold an object such as {{"size": 64}}, not {settings!r}')
-    for key in settings.keys() - {"size"}:
-        near = ".  Did you mean size?" if difflib.get_close_matches(key, ["size"]) else ""
-        raise ValueError(f"{path}: unknown setting {key!r} (the only one is size){near}")
-    size = settings.get("size", 64)
-    if type(size) is not int or not 8 <= size <= 1024:  # type(): JSON's true is no size
-        raise ValueError(f"{path}: size must be a whole number of pixels from 8 to 1024, not {size!r}")
-    return size
 
 
 def _classes(part: Path) -> dict[str, list[Path]]:
@@ -128,49 +107,11 @@ def _labels(classes: dict[str, list[Path]]) -> torch.Tensor:
     return torch.repeat_interleave(torch.arange(len(classes)), counts)
 
 
-def _decode(files: Sequence[Path], size: int) -> torch.Tensor:
-    """uint8 [n, 3, size, size], in the order of the files.  Threads: Pillow decodes and scales outside the GIL."""
-    images = np.empty((len(files), 3, size, size), dtype=np.uint8)
-
-    def fill(start: int) -> None:
-        for index in range(start, min(start + _STRETCH, len(files))):
-            images[index] = _pixels(files[index], size).transpose(2, 0, 1)
-
-    with ThreadPoolExecutor(max_workers=min(32, os.cpu_count() or 1)) as pool:
-        for _ in pool.map(fill, range(0, len(files), _STRETCH)):
-            pass  # the first failure in the order of the files is raised here, and what has not begun is cancelled
-    return torch.from_numpy(images)
-
-
-def _pixels(path: Path, size: int) -> np.ndarray:
-    """One image, uint8 [size, size, 3].  ValueError, naming the file, where it cannot be decoded."""
-    try:
-        with Image.open(path) as opened:
-            image = ImageOps.exif_transpose(opened)
-            if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip to white instead of scaling
-                image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
-            if "transparency" in image.info:  # palette images lose theirs only by way of RGBA
-                image = image.convert("RGBA")
-            return np.asarray(ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.BILINEAR))
-    except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error, ...
-        raise ValueError(f"{path} cannot be decoded as an image: {error}") from error
-
-
 def _refuse_overlap(
     train_files: Sequence[Path], train_images: torch.Tensor, test_files: Sequence[Path], test_images: torch.Tensor
 ) -> None:
-    """ValueError where train and test share an image.  Compared are the scaled pixels, as training sees them: so a
-    copy that was saved again without loss, or under another name, is found too."""
-
-    def digests(images: torch.Tensor) -> list[bytes]:
-        return [hashlib.sha256(image).digest() for image in images.numpy()]
-
-    known = dict(zip(digests(train_images), train_files, strict=True))
-    shared = [
-        f"{known[digest]} = {file}"
-        for digest, file in zip(digests(test_images), test_files, strict=True)
-        if digest in known
-    ]
+    """ValueError where train and test share an image."""
+    shared = [f"{train_files[a]} = {test_files[b]}" for a, b in shared_images(train_images, test_images)]
     if shared:
         raise ValueError(
             f"{len(shared)} test images are also training images, so accuracy would be that of memory: {_some(shared)}"

@@ -41,24 +41,37 @@ and replay it; closures are refused.
 
 from __future__ import annotations
 
+import difflib
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import pydantic
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own abbreviation)
 from pydantic_core import core_schema
 
+from flnoisebench.imagefiles import (
+    Progress,
+    decode_images,
+    digest_images,
+    map_bytes,
+    map_images,
+    open_map,
+    pixels_of,
+    shared_images,
+)
 from flnoisebench.trees import Tree, map_tensors, to, vectors
 
 __all__ = [
-    "KEEP", "Arrays", "Batch", "Card", "Claims", "Client", "Config", "Dataset", "Field", "Fit", "Images",
-    "Method", "MissingData", "Optimiser", "Plan", "Preset", "Protocol", "Reply", "Rounds", "Server", "Tree",
-    "Upload", "average", "cross_entropy", "map_tensors", "moments", "to", "weights",
+    "KEEP", "Arrays", "Batch", "Card", "Claims", "Client", "Config", "Dataset", "Field", "Finding", "Fit", "Images",
+    "Method", "MissingData", "Optimiser", "Plan", "Preparation", "Preset", "Progress", "Protocol", "Reply", "Rounds",
+    "Server", "Tree", "Upload", "average", "cross_entropy", "decode_images", "digest_images", "map_bytes",
+    "map_images", "map_tensors", "moments", "open_map", "pixels_of", "read_settings", "shared_images", "to", "weights",
 ]  # fmt: skip
 
 
@@ -565,12 +578,44 @@ def cross_entropy(network: torch.nn.Module, batch: Batch) -> torch.Tensor:
 # ------------------------------------------------------------------------------------------------ data sets
 
 
+SettingsOf = TypeVar("SettingsOf", bound=Config)
+
+
+def read_settings(path: Path, kind: type[SettingsOf]) -> SettingsOf:
+    """A data folder's own settings, from a JSON file; the defaults where there is none.  Raises ValueError, naming the
+    file, for what is no JSON, unknown (with near misses) or of another type: 64 is a number, "64" and true are none."""
+    if not path.is_file():
+        return kind()
+    known = ", ".join(kind.model_fields)
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # not JSON, or not UTF-8
+        raise ValueError(f"{path} is not JSON: {error}.  It may set {known}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold an object that sets {known}, not {values!r}")
+    try:
+        return kind.model_validate(values, strict=True)
+    except pydantic.ValidationError as error:
+        found = error.errors()[0]
+        name = ".".join(map(str, found["loc"]))
+        if found["type"] == "extra_forbidden":
+            close = difflib.get_close_matches(name, list(kind.model_fields), n=1)
+            near = f".  Did you mean {close[0]}?" if close else ""
+            raise ValueError(f"{path}: unknown setting {name!r} (known: {known}){near}") from None
+        said = f"{name} = {found['input']!r}: " if name else ""
+        raise ValueError(f"{path}: {said}{found['msg'].removeprefix('Value error, ')}") from None
+
+
 @dataclass(frozen=True)
 class Arrays:
     """A data set in memory.  Images are uint8 [n, C, H, W], labels int64 [n] in [0, J).
 
     public: uint8 [n, C, H, W] unlabelled images from elsewhere that a server may own, or None.  classes: class
-    names, for a data set that learns them from its files (a folder of images).
+    names, for a data set that learns them from its files (a folder of images).  true_labels: int64 [n], where the
+    training labels may be wrong and the right ones are known all the same, else None.  owners: int64 [n], the client
+    of each training image, 0.. without gaps, where the data set names them, else None.  crop: side of the square that
+    training cuts out of each image at random, and evaluation out of its middle; 0: images are used whole.  digest:
+    what identifies images and labels, where the data set knows it without reading all of them; "" elsewhere.
     """
 
     train_images: torch.Tensor
@@ -579,6 +624,31 @@ class Arrays:
     test_labels: torch.Tensor
     public: torch.Tensor | None = None
     classes: tuple[str, ...] | None = None
+    true_labels: torch.Tensor | None = None
+    owners: torch.Tensor | None = None
+    crop: int = 0
+    digest: str = ""
+
+
+class Finding(NamedTuple):
+    """What a look at a data set's files showed.  problem: a run could not be trusted, or not be had."""
+
+    kind: Literal["problem", "note"]
+    text: str
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Work that a data set can do once, to read its files fast ever after.
+
+    about: what will be done.  bytes: what it takes on disk.  where: the folder, which is a data root of its own.
+    run: does it, or goes on with it, calling back with (done, of how many); raises ValueError and OSError.
+    """
+
+    about: str
+    bytes: int
+    where: Path
+    run: Callable[[Progress], None]
 
 
 class MissingData(FileNotFoundError):
@@ -603,6 +673,32 @@ class Dataset(ABC):
     def load(self, root: Path, *, public: bool = False) -> Arrays:
         """Read the files under ``root``.  Never downloads.  Raises MissingData, or ValueError naming the damaged
         file.  public: bring the public images too (they may lie in another data set's files)."""
+
+    def human_labels(self, root: Path) -> dict[str, torch.Tensor]:
+        """{name: int64 [n]}: labels that people gave the training images, in their order, for the noise laws "human"
+        and "twin".  Raises MissingData, or ValueError naming a file that is damaged or about other images.  Empty
+        where nobody gave any."""
+        return {}
+
+    def check(self, root: Path, progress: Progress) -> Iterator[Finding]:
+        """Findings about the files that ``load`` alone would not show, or only the first of; images by the million may
+        be read for it.  Raises MissingData."""
+        return iter(())
+
+    def preparation(self, root: Path, *, where: Path | None, size: int | None, images: int | None) -> Preparation:
+        """The plan of what ``prepare`` does.  where: default a folder in ``root``; size: side of the stored images;
+        images: how many, balanced over the classes (0: all); both by default what ``root`` says.  Raises ValueError
+        where there is nothing to prepare, and as ``load`` does."""
+        raise ValueError(f"{self.title} needs no preparation: it is read as it is")
+
+    def make_fixture(self, folder: Path) -> str:
+        """Write a small imitation in the published layout, for tests; what it holds, in words.  Raises ValueError where
+        the data set has none, or the folder is not empty."""
+        raise ValueError(f"{self.title} has no imitation: take the data set itself")
+
+    def fetch_human_labels(self, root: Path) -> None:
+        """Download what ``human_labels`` reads.  Raises MissingData as ``fetch`` does."""
+        raise MissingData(f"nobody published human labels of {self.title}")
 
     def fetch(self, root: Path) -> None:
         """Download into ``root``.  Raises MissingData with directions where a form or a licence stands before it."""

@@ -133,13 +133,17 @@ class Judge:
 
     def noise(self, claims: Mapping[int, Tree]) -> float | None:
         """Wrong labels among those that clients now train on, in percent; None without truth."""
-        if self._truth.true is None:
+        wrong = self.wrong(claims)
+        return None if wrong is None else _percent(sum(wrong) / max(sum(map(len, self._positions)), 1))
+
+    def wrong(self, claims: Mapping[int, Tree]) -> list[int] | None:
+        """How many wrong labels each client now trains on, client by client; None without truth."""
+        true = self._truth.true
+        if true is None:
             return None
-        wrong = sum(
-            int((self._labels(claims, client) != self._truth.true[rows]).sum())
-            for client, rows in enumerate(self._positions)
-        )
-        return _percent(wrong / max(sum(map(len, self._positions)), 1))
+        return [
+            int((self._labels(claims, client) != true[rows]).sum()) for client, rows in enumerate(self._positions)
+        ]
 
     def judge(self, claims: Mapping[int, Tree], noisy_clients: list[int] | None) -> dict[str, float]:
         """Detection of noisy clients and samples, and relabelling, against the truth.

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
+import io
+import os
 from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
 
 import torch
 import torchvision
 from torch import nn
+
+from flnoisebench.api import MissingData
 
 
 class Encoder(nn.Module):
@@ -66,12 +73,63 @@ def _resnet(build: Callable[..., nn.Module], *, cifar_stem: bool) -> Callable[[t
     return make
 
 
+WEIGHTS = {  # model: (torchvision's file, the enum that brings it); the file's name holds the start of its SHA-256
+    "resnet50-imagenet": ("resnet50-0676ba61.pth", "ResNet50_Weights.IMAGENET1K_V1"),
+}
+
+
+def _pretrained(name: str, scratch: str) -> Callable[[tuple[int, int, int], int], Encoder]:
+    """The encoder of the model ``scratch``, with weights from a file."""
+
+    def make(shape: tuple[int, int, int], classes: int) -> Encoder:
+        if shape[0] != 3:
+            raise ValueError(f"{name} was trained on colour images; these have {shape[0]} channels: use {scratch}")
+        encoder = MODELS[scratch](shape, classes)
+        weights = {key: value for key, value in _weights(weights_file(name)).items() if not key.startswith("fc.")}
+        encoder.body.load_state_dict(weights)
+        return encoder
+
+    return make
+
+
+def weights_file(name: str) -> Path:
+    """Where the weights of a pretrained model lie: in $FLNOISEBENCH_WEIGHTS, or torchvision's cache.
+
+    Raises MissingData with what brings them: nothing is downloaded here.
+    """
+    file, enum = WEIGHTS[name]
+    folder = os.environ.get("FLNOISEBENCH_WEIGHTS")
+    places = [*([Path(folder)] if folder else []), Path(torch.hub.get_dir()) / "checkpoints"]
+    for place in places:
+        if (place / file).is_file():
+            return place / file
+    looked = " and ".join(str(place / file) for place in places)
+    fetch = f"from torchvision.models import *; {enum}.get_state_dict(check_hash=True)"
+    raise MissingData(
+        f"the weights of {name} were looked for in {looked}.  Download them (98 MB) with `python -c '{fetch}'`, or put "
+        f"{file} into a folder and set FLNOISEBENCH_WEIGHTS to it, or train from scratch with --set protocol.model="
+        f"{name.partition('-')[0]}"
+    )
+
+
+@lru_cache(maxsize=1)
+def _weights(path: Path) -> dict[str, torch.Tensor]:
+    """The checked file's tensors.  Raises ValueError, naming it, where its SHA-256 does not begin as its name says."""
+    expected = path.stem.rpartition("-")[2]
+    content = path.read_bytes()
+    found = hashlib.sha256(content).hexdigest()
+    if not found.startswith(expected):
+        raise ValueError(f"{path} is damaged or another file: its SHA-256 is {found}, and should begin with {expected}")
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+
+
 MODELS: dict[str, Callable[[tuple[int, int, int], int], Encoder]] = {
     "mlp": _mlp,
     "small-cnn": _small_cnn,
     "resnet18": _resnet(torchvision.models.resnet18, cifar_stem=True),
     "resnet34": _resnet(torchvision.models.resnet34, cifar_stem=True),
     "resnet50": _resnet(torchvision.models.resnet50, cifar_stem=False),
+    "resnet50-imagenet": _pretrained("resnet50-imagenet", "resnet50"),
 }
 ABOUT = {
     "mlp": "one hidden layer of 128 on the pixels",
@@ -79,6 +137,7 @@ ABOUT = {
     "resnet18": "ResNet-18 with the CIFAR stem, 512 features",
     "resnet34": "ResNet-34 with the CIFAR stem, 512 features",
     "resnet50": "ResNet-50 with the ImageNet stem, 2048 features, for 224x224 images",
+    "resnet50-imagenet": "the same, pretrained on ImageNet (torchvision's first weights, from a file of yours)",
 }
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import statistics
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError, model_validator
 
@@ -18,6 +19,7 @@ from flnoisebench.api import Config, Field
 from flnoisebench.settings import Oracle, Settings
 
 SCHEMA = 1
+Kind = TypeVar("Kind", bound=Config)
 
 
 class RoundRecord(Config):
@@ -74,6 +76,43 @@ class Accuracy(Config):
         )
 
 
+class LastRounds(Config):
+    """Means over the last five rounds that have an accuracy, the headline's rounds, in percent where they are rates.  A
+    round without a number is left out of that number's mean; null where no round has it."""
+
+    balanced_accuracy: float | None = Field(..., unit="%", why="see RoundRecord")
+    macro_f1: float | None = Field(..., unit="%", why="see RoundRecord")
+    calibration_error: float | None = Field(..., unit="%", why="see RoundRecord")
+    recall: list[float | None] | None = Field(..., unit="%", why="per class; null for one not in the test set")
+    predictors: dict[str, float] = Field(..., unit="%", why="accuracy of every predictor by name")
+    judged: dict[str, float] = Field(..., why="detection and correction, names as in RoundRecord")
+    diagnostics: dict[str, float] = Field(..., why="the method's own, such as the orthogonality index phi")
+
+    @classmethod
+    def of(cls, rounds: Sequence[RoundRecord]) -> LastRounds:
+        """From all of a run's records."""
+        last = ([record for record in rounds if record.accuracy is not None] or list(rounds))[-5:]
+
+        def mean(values: Iterable[float | None]) -> float | None:
+            known = [value for value in values if value is not None]
+            return statistics.fmean(known) if known else None
+
+        def means(tables: list[dict[str, float]]) -> dict[str, float]:
+            names = sorted({name for table in tables for name in table})
+            return {name: statistics.fmean(table[name] for table in tables if name in table) for name in names}
+
+        recalls = [record.recall for record in last if record.recall is not None]
+        return cls(
+            balanced_accuracy=mean(record.balanced_accuracy for record in last),
+            macro_f1=mean(record.macro_f1 for record in last),
+            calibration_error=mean(record.calibration_error for record in last),
+            recall=[mean(column) for column in zip(*recalls, strict=True)] if recalls else None,
+            predictors=means([record.predictors for record in last]),
+            judged=means([record.judged for record in last]),
+            diagnostics=means([record.diagnostics for record in last]),
+        )
+
+
 class RunResult(Config):
     """A finished run."""
 
@@ -87,8 +126,13 @@ class RunResult(Config):
     digests: dict[str, str] = Field(..., why="SHA-256 of data, partition and given labels")
     federation: dict[str, Any] = Field(..., why="the scenario's summary: a row a client, rates overall")
     accuracy: Accuracy = Field(..., unit="%", why="on evaluate_on")
+    last5: LastRounds | None = Field(None, why="the other rates of these rounds; null in older files")
     label_noise_before: float | None = Field(..., unit="%", why="of the given labels; null without truth")
     label_noise_after: float | None = Field(..., unit="%", why="of the labels at the end")
+    wrong_labels_before: list[int] | None = Field(
+        None, unit="samples", why="given labels that are wrong, of each client; null without truth and in older files"
+    )
+    wrong_labels_after: list[int] | None = Field(None, unit="samples", why="as above, of the labels at the end")
     rounds: int = Field(..., ge=0, why="completed")
     bytes_up: int = Field(..., ge=0, unit="bytes", why="in all")
     bytes_down: int = Field(..., ge=0, unit="bytes", why="in all")
@@ -110,11 +154,26 @@ class RunResult(Config):
             raise ValueError(f"oracle is {content['oracle']!r}, and in the settings {oracle!r}")
         return {**content, "oracle": oracle}
 
+    @model_validator(mode="after")
+    def _status_and_failure_agree(self) -> RunResult:
+        if (self.status == "failed") != (self.failure is not None):
+            raise ValueError(f"status is {self.status!r}, and failure {self.failure!r}")
+        if self.rounds > self.settings.protocol.rounds:
+            raise ValueError(f"{self.rounds} rounds completed, of {self.settings.protocol.rounds}")
+        return self
+
 
 def write_json(path: Path, content: Config | dict[str, Any]) -> None:
-    """Write so that a reader sees the old file or the new one, never half of one."""
+    """Write so that a reader sees the old file or the new one, never half of one.
+
+    Raises ValueError, and writes nothing, where the content would not be read back: a copy with changes is not
+    validated when it is made, and JSON has no NaN.
+    """
     data = content.model_dump(mode="json") if isinstance(content, Config) else content
-    replace(path, (json.dumps(data, indent=1) + "\n").encode())
+    text = json.dumps(data, indent=1, allow_nan=False) + "\n"
+    if isinstance(content, Config):
+        parse(type(content), text.encode(), f"what was to be written to {path}")
+    replace(path, text.encode())
 
 
 def replace(path: Path, data: bytes) -> None:
@@ -127,7 +186,8 @@ def replace(path: Path, data: bytes) -> None:
     os.replace(temporary, path)
 
 
-def _parse(kind: type[Config], text: bytes, where: str) -> Any:
+def parse(kind: type[Kind], text: bytes, where: str) -> Kind:
+    """The JSON text as this kind; raises ValueError that says where and which entry is wrong."""
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
@@ -137,12 +197,12 @@ def _parse(kind: type[Config], text: bytes, where: str) -> Any:
 
 
 def load_settings(folder: Path) -> Settings:
-    return _parse(Settings, (folder / "settings.json").read_bytes(), str(folder / "settings.json"))
+    return parse(Settings, (folder / "settings.json").read_bytes(), str(folder / "settings.json"))
 
 
 def load_result(folder: Path) -> RunResult:
     """The run's result; raises FileNotFoundError while there is none, ValueError when it is damaged."""
-    return _parse(RunResult, (folder / "result.json").read_bytes(), str(folder / "result.json"))
+    return parse(RunResult, (folder / "result.json").read_bytes(), str(folder / "result.json"))
 
 
 def load_records(folder: Path) -> list[RoundRecord]:
@@ -151,4 +211,4 @@ def load_records(folder: Path) -> list[RoundRecord]:
     if not path.exists():
         return []
     lines = path.read_bytes().split(b"\n")[:-1]
-    return [_parse(RoundRecord, line, f"{path}, line {i}") for i, line in enumerate(lines, 1)]
+    return [parse(RoundRecord, line, f"{path}, line {i}") for i, line in enumerate(lines, 1)]

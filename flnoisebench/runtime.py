@@ -42,7 +42,7 @@ from flnoisebench.executors import (
     require_finite,
 )  # fmt: skip
 from flnoisebench.profiling import Meter, peak_memory, synchronise
-from flnoisebench.records import Accuracy, RoundRecord, RunResult
+from flnoisebench.records import Accuracy, LastRounds, RoundRecord, RunResult
 from flnoisebench.scenario import oracle as oracles
 from flnoisebench.settings import SAID, Settings
 from flnoisebench.trees import Tree
@@ -67,7 +67,10 @@ class AlreadyDone(RuntimeError):
 
 
 def data_digest(arrays: Arrays) -> str:
-    """SHA-256 over all images and labels of a data set, training and test."""
+    """SHA-256 over all images and labels of a data set, training and test; or what the data set says identifies them,
+    where they are too many to be read for it."""
+    if arrays.digest:
+        return arrays.digest
     whole = hashlib.sha256()
     for part in (arrays.train_images, arrays.train_labels, arrays.test_images, arrays.test_labels):
         whole.update(f"{part.dtype}{list(part.shape)}".encode())
@@ -88,11 +91,91 @@ def told_to(method: type[Method], nominal: Mapping[str, float]) -> dict[str, flo
     return {name: float(nominal[name]) for name in method.card.told if name in nominal}
 
 
-def build_scenario(spec: scenario.ScenarioSpec, dataset: Dataset, arrays: Arrays) -> scenario.Manifest:
-    """Draw the scenario on a loaded data set."""
-    classes = len(arrays.classes or dataset.classes)
-    labels, known = arrays.train_labels.numpy(), dataset.labels_are_true
-    return scenario.build(spec, labels, classes, data_digest(arrays), labels_are_true=known)
+def build_scenario(
+    spec: scenario.ScenarioSpec, dataset: Dataset, arrays: Arrays, data_root: Path | None = None
+) -> scenario.Manifest:
+    """Draw the scenario on a loaded data set.  data_root: for laws that read further files."""
+    classes, identity = len(arrays.classes or dataset.classes), data_digest(arrays)
+    sources = scenario_sources(spec, dataset, arrays, data_root, identity)
+    labels, truths = arrays.train_labels.numpy(), _truths(dataset, arrays)
+    return scenario.build(spec, labels, classes, identity, sources=sources, **truths)
+
+
+def check_scenario(
+    scene: scenario.Scenario, truth: scenario.Truth, dataset: Dataset, arrays: Arrays, data_root: Path | None = None
+) -> list[str]:
+    """What is wrong with a scenario on a loaded data set, in words."""
+    identity = data_digest(arrays)
+    found = []
+    if identity != scene.digests["data"]:
+        found.append("the data are not those that the manifest was built on (their digests differ)")
+    sources = scenario_sources(scene.spec, dataset, arrays, data_root, identity)
+    labels = arrays.train_labels.numpy()
+    return found + scenario.check(scene, truth, labels, sources=sources, **_truths(dataset, arrays))
+
+
+def _truths(dataset: Dataset, arrays: Arrays) -> dict[str, Any]:
+    true = None if arrays.true_labels is None else arrays.true_labels.numpy()
+    return {"labels_are_true": dataset.labels_are_true, "true_labels": true}
+
+
+def scenario_sources(
+    spec: scenario.ScenarioSpec, dataset: Dataset, arrays: Arrays, data_root: Path | None, identity: str
+) -> scenario.Sources:
+    """What the scenario's laws read beside the labels.  identity: the data's digest."""
+    root = Path() if data_root is None else data_root
+    targets = {law.target for law in scenario.parts(spec.noise)} if spec.noise.clients != "none" else set()
+    human = dataset.human_labels(root) if targets & {"human", "twin"} else {}
+    other = foreign_images(spec, root) if "open-set" in targets else None
+    owners = None
+    if spec.partition.law == "natural" and arrays.owners is not None:
+        owners = arrays.owners.numpy()
+    elif spec.partition.law == "manifest":
+        owners = scenario.read_split(spec.partition, len(arrays.train_labels), identity)
+    return scenario.Sources(
+        images=arrays.train_images.numpy() if "instance" in targets else None,
+        human={name: labels.numpy() for name, labels in human.items()},
+        foreign=0 if other is None else len(other),
+        foreign_digest="" if other is None else hashlib.sha256(other.contiguous().numpy().data).hexdigest(),
+        owners=owners,
+    )
+
+
+def foreign_images(spec: scenario.ScenarioSpec, data_root: Path) -> torch.Tensor:
+    """uint8 [n, C, H, W]: the training images that open-set noise draws from, of their own size."""
+    names = {law.foreign for law in scenario.parts(spec.noise) if law.target == "open-set"}
+    name = names.pop()
+    if not name or name == spec.dataset:
+        raise ValueError(f"open-set noise needs another data set than {spec.dataset}: --noise-set foreign=NAME")
+    return registry.load_dataset(name).load(data_root).train_images
+
+
+def with_foreign(arrays: Arrays, scene: scenario.Scenario, truth: scenario.Truth, data_root: Path) -> Arrays:
+    """The data set with the other data set's images where open-set noise put them: in another's size and colours they
+    would be told apart by their shape, so they are scaled (bilinear, antialiased), greyed or tripled to fit."""
+    if truth.foreign is None:
+        return arrays
+    places = torch.as_tensor(np.flatnonzero(truth.foreign >= 0))
+    images = foreign_images(scene.spec, data_root)[torch.as_tensor(truth.foreign[truth.foreign >= 0])]
+    return replace(arrays, train_images=arrays.train_images.index_copy(0, places, fitted(images, arrays.train_images)))
+
+
+def fitted(images: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
+    """uint8 images with the channels and the size of those of another data set."""
+    channels, size = to.shape[1], to.shape[2:]
+    if images.shape[1] == 3 and channels == 1:
+        luma = torch.tensor([299, 587, 114]).view(1, 3, 1, 1)  # ITU-R 601, in whole numbers: the same everywhere
+        images = ((images.to(torch.int64) * luma).sum(1, keepdim=True) + 500).div(1000, rounding_mode="floor")
+        images = images.to(torch.uint8)
+    elif images.shape[1] == 1 and channels > 1:
+        images = images.expand(-1, channels, -1, -1)
+    if images.shape[2:] != size and len(images):
+        parts = [
+            torch.nn.functional.interpolate(part.float(), tuple(size), mode="bilinear", antialias=True)
+            for part in images.split(1024)
+        ]
+        images = torch.cat(parts).round().clamp(0, 255).to(torch.uint8)
+    return images.contiguous()
 
 
 def evaluation_set(
@@ -107,6 +190,8 @@ def evaluation_set(
         part = {"test": slice(None), "test-a": slice(0, None, 2), "test-b": slice(1, None, 2)}[on]
         return arrays.test_images[part], arrays.test_labels[part].numpy()
     rows = scene.held_out_positions()
+    if on == "validation" and truth.true is not None:
+        rows = rows[truth.true[rows] >= 0]  # another data set's images have no label to be right about
     if not len(rows):
         raise ValueError(f"--evaluate-on {on} needs a hold-out: add --holdout 0.2 (a share of each client's samples)")
     labels = scene.given if on == "noisy-validation" else truth.true
@@ -202,7 +287,8 @@ def prepare(
         wants_public = "public images" in method_class.card.conditions
         arrays = dataset.load(data_root, public=wants_public)
     if scene is None:
-        scene = build_scenario(settings.scenario, dataset, arrays)
+        scene = build_scenario(settings.scenario, dataset, arrays, data_root)
+    arrays = with_foreign(arrays, *scene, data_root)
     if settings.oracle is not None:
         cleaned = oracles.apply(settings.oracle, *scene)
         scene, rows = (cleaned.scenario, cleaned.truth), torch.as_tensor(np.array(cleaned.kept))
@@ -309,7 +395,7 @@ class Run:
         self.federation = _federation(scene, truth)
         self._method_class = method_class
         self._source = registry.source_digest(method_class)
-        look = Look(dataset.mean, dataset.std, dataset.crop_padding, dataset.flip)
+        look = Look(dataset.mean, dataset.std, dataset.crop_padding, dataset.flip, arrays.crop)
         self._blueprint = (
             settings.method,
             settings.method_settings,
@@ -648,6 +734,7 @@ class Run:
 
     def _result(self, position: _Position, status: Literal["complete", "failed"], failure: str | None) -> RunResult:
         card = self._method_class.card
+        rounds = records.load_records(self.folder)[: position.round]  # the line of a lost commit does not count
         return RunResult(
             status=status,
             failure=failure,
@@ -663,8 +750,11 @@ class Run:
             digests=dict(self.scene.digests),
             federation=self.federation,
             accuracy=Accuracy.of(position.accuracies),
+            last5=LastRounds.of(rounds),
             label_noise_before=self.judge.noise_before(),
             label_noise_after=position.label_noise,
+            wrong_labels_before=self.judge.wrong({}),
+            wrong_labels_after=self.judge.wrong(position.claims),
             rounds=position.round,
             bytes_up=position.totals["bytes_up"],
             bytes_down=position.totals["bytes_down"],
@@ -743,6 +833,7 @@ def environment(devices: Sequence[torch.device], executor: str, lanes: int, sour
         "method_sha256": source,
         "system": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
+        "processor": processor(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "devices": len(devices),
         "cuda": torch.version.cuda if device.type == "cuda" else None,
@@ -750,6 +841,15 @@ def environment(devices: Sequence[torch.device], executor: str, lanes: int, sour
         "executor": executor,
         "lanes": lanes,
     }
+
+
+def processor() -> str:
+    """The CPU's model name, without which seconds on a CPU say nothing; the architecture where no name is known."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def commit_of(folder: Path) -> str | None:

@@ -14,10 +14,21 @@ import pydantic
 
 from flnoisebench import protocols, registry
 from flnoisebench.api import Config, Field, Method, Protocol
-from flnoisebench.scenario import Noise, Partition, ScenarioSpec, noise_from
+from flnoisebench.scenario import (
+    PRESET_PARTITIONS,
+    Noise,
+    Partition,
+    ScenarioSpec,
+    noise_from,
+    noise_from_file,
+    noise_name,
+    parts,
+    pinned,
+)
 from flnoisebench.scenario.oracle import ORACLES, Oracle, refusal
 
-SAID = {"changed", "preset", "track", "protocol_overrides"}  # fields for how settings were said, not what they are
+# fields for how settings were said, not what they are
+SAID = {"changed", "preset", "track", "choices", "protocol_overrides"}
 
 
 class Settings(Config):
@@ -37,6 +48,10 @@ class Settings(Config):
     )
     oracle: Oracle | None = Field(
         None, why="who removes the noise before the run, knowing the truth; null: nobody, as in every fair comparison"
+    )
+    choices: Literal["preset", "unstated", "validation", "noisy-validation", "test-a", "test-b", "test"] = Field(
+        "unstated",
+        why="on which images the values set by hand were chosen; preset: none was set; unstated: nobody said",
     )
     seed: int = Field(0, ge=0, why="of everything but the scenario, whose draw has its own seed")
     deterministic: bool = Field(True, why="repeatable kernels; off costs repeatability and may be faster")
@@ -67,6 +82,7 @@ class Settings(Config):
 
 EVALUATE_ON = get_args(Settings.model_fields["evaluate_on"].annotation)
 TRACKS = get_args(Settings.model_fields["track"].annotation)
+CHOICES = get_args(Settings.model_fields["choices"].annotation)
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
@@ -81,6 +97,17 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         return name, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return name, value
+
+
+def assignments(table: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """A TOML table as --set takes it: ``{"protocol": {"batch": 64}}`` is ``["protocol.batch=64"]``."""
+    said = []
+    for name, value in table.items():
+        if isinstance(value, dict):
+            said += assignments(value, f"{prefix}{name}.")
+        else:
+            said.append(f"{prefix}{name}={value if isinstance(value, str) else json.dumps(value, default=str)}")
+    return said
 
 
 def _fields(kind: type[Config], tables: Sequence[int | str]) -> list[str]:
@@ -139,7 +166,7 @@ def resolve(
     protocol: str | None = None,
     track: str = "common",
     preset: str | None = None,
-    noise: str = "fedcova-sym",
+    noise: str | None = None,
     noise_changes: Mapping[str, Any] | None = None,
     partition_changes: Mapping[str, Any] | None = None,
     clients: int = 20,
@@ -151,10 +178,12 @@ def resolve(
     changes: Sequence[str] = (),
     evaluate_on: str = "test",
     oracle: str | None = None,
+    choices: str | None = None,
     deterministic: bool = True,
 ) -> Settings:
     """Complete settings.  ``changes``: ``name=value`` of the method, or ``protocol.name=value``.  ``method``: the
-    FedCova by default; under an oracle FedAvg, the reference row.
+    FedCova by default; under an oracle FedAvg, the reference row.  ``choices``: see Settings; by default "preset"
+    without ``changes`` and "unstated" with some.
 
     Order: protocol file, then (track own) the preset's protocol, then ``rounds``, ``precision`` and ``changes``.
     Raises ValueError (UnknownName with near misses among them) for whatever cannot be; nothing is loaded or written.
@@ -168,6 +197,11 @@ def resolve(
         raise registry.unknown("evaluation set", evaluate_on, list(EVALUATE_ON))
     if oracle is not None and oracle not in ORACLES:
         raise registry.unknown("oracle", oracle, list(ORACLES))
+    choices = choices or ("unstated" if changes else "preset")
+    if choices not in CHOICES:
+        raise registry.unknown("source of choices", choices, list(CHOICES))
+    if choices == "preset" and changes:
+        raise ValueError(f"--choices preset: {', '.join(changes)} was set by hand, so say what it was chosen on")
     if oracle is not None and not data.labels_are_true:
         raise ValueError(refusal(oracle, dataset))
     presets = method_class.presets
@@ -207,6 +241,7 @@ def resolve(
             "scenario": scene,
             "evaluate_on": evaluate_on,
             "oracle": oracle,
+            "choices": choices,
             "seed": seed,
             "deterministic": deterministic,
         },
@@ -214,30 +249,77 @@ def resolve(
     )
 
 
+# What a run's numbers depend on, by the names of `run`'s options with "_" for "-"; all else there says where and how.
+OPTIONS: dict[str, type] = {
+    "method": str, "dataset": str, "protocol": str, "track": str, "preset": str, "noise": str, "rho": float,
+    "tau": float, "noise_set": list, "partition": str, "partition_set": list, "p": float, "alpha": float,
+    "min_size": int, "clients": int, "draw": int, "seed": int, "rounds": int, "precision": str, "set": list,
+    "evaluate_on": str, "holdout": float, "oracle": str, "choices": str, "deterministic": bool,
+}  # fmt: skip
+_WANTED = {str: "a string", float: "a number", int: "a whole number", bool: "true or false", list: "a list of strings"}
+
+
+def from_options(options: Mapping[str, Any], *, device: str) -> Settings:
+    """Complete settings from the options that ``run`` takes (OPTIONS names them); those that are None were not said.
+
+    device: ``cpu`` or ``cuda``, which the precision depends on where none is said: bf16 is a GPU's; emulated on most
+    CPUs it is slow and no more exact than fp32.  Raises ValueError as ``resolve``, and for a value of another type.
+    """
+    said = {name: value for name, value in options.items() if value is not None}
+    for name, value in said.items():
+        if name not in OPTIONS:
+            raise registry.unknown("option", name, list(OPTIONS))
+        kind: Any = {float: int | float, list: list | tuple}.get(OPTIONS[name], OPTIONS[name])
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise ValueError(f"{name} = {value!r}: {_WANTED[OPTIONS[name]]} is wanted")
+    noise_changes: dict[str, Any] = {name: said.pop(name) for name in ("rho", "tau") if name in said}
+    noise_changes |= dict(map(parse_assignment, said.pop("noise_set", ())))
+    law = {"law": said.pop("partition")} if "partition" in said else {}
+    law |= {name: said.pop(name) for name in ("p", "alpha", "min_size") if name in said}
+    law |= dict(map(parse_assignment, said.pop("partition_set", ())))
+    if device == "cpu" and not said.get("precision"):
+        said["precision"] = "fp32"
+    return resolve(noise_changes=noise_changes, partition_changes=law, changes=said.pop("set", ()), **said)
+
+
 def resolve_scenario(
     *,
     dataset: str,
-    noise: str = "fedcova-sym",
+    noise: str | None = None,
     noise_changes: Mapping[str, Any] | None = None,
     partition_changes: Mapping[str, Any] | None = None,
     clients: int = 20,
     draw: int = 0,
     holdout: float = 0.0,
 ) -> ScenarioSpec:
-    """The scenario alone; raises ValueError for what cannot be."""
-    registry.load_dataset(dataset)
+    """The scenario alone; raises ValueError for what cannot be.  noise: a preset, or a TOML file that ends in .toml; by
+    default fedcova-sym, and where the labels of the data set are wrong already "given", those labels."""
+    data = registry.load_dataset(dataset)
+    noise = noise or ("fedcova-sym" if data.labels_are_true else "given")
+    from_file = noise.endswith(".toml")
     try:
-        law = noise_from(noise, **(noise_changes or {}))
+        changes = noise_changes or {}
+        law = noise_from_file(Path(noise), changes) if from_file else noise_from(noise, **changes)
     except pydantic.ValidationError as error:
         raise explain(error, Noise, f"noise {noise}") from None
+    for part in parts(law):
+        if part.target == "open-set":
+            if part.foreign in ("", dataset):
+                raise ValueError("open-set noise takes images of another data set: --noise-set foreign=NAME")
+            registry.load_dataset(part.foreign)
+    partition = partition_changes or {}
+    if noise in PRESET_PARTITIONS and partition.get("law") in (None, PRESET_PARTITIONS[noise].law):
+        partition = {**PRESET_PARTITIONS[noise].model_dump(), **partition}
+    if "file" in partition:
+        partition = {"law": "manifest", **partition}
     return _validated(
         ScenarioSpec,
         {
             "dataset": dataset,
             "clients": clients,
-            "partition": _validated(Partition, partition_changes or {}, "partition"),
+            "partition": pinned(_validated(Partition, partition, "partition")),
             "noise": law,
-            "noise_name": noise,
+            "noise_name": noise_name(Path(noise)) if from_file else noise,
             "draw": draw,
             "holdout": holdout,
         },

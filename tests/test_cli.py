@@ -80,6 +80,10 @@ def undocumented(application):
             wanted = parameter.default if parameter.show_default is True else parameter.show_default
             if isinstance(wanted, bool):
                 wanted = flag.removeprefix("--")
+            if parameter.required:
+                if not said or said not in line or "required" not in line:
+                    found.append(" ".join([*words, flag]))
+                continue
             if not said or said not in line or default is None or str(wanted).rstrip(")") not in default[1]:
                 found.append(" ".join([*words, flag]))
     return found
@@ -545,7 +549,10 @@ LISTS = ("methods", "datasets", "protocols", "noise", "partitions", "models")
         ("datasets", registry.names(registry.DATASETS)),
         ("protocols", protocols.names()),
         ("noise", list(NOISE_PRESETS)),
-        ("partitions", ["iid", "dirichlet", "bernoulli-dirichlet"]),
+        (
+            "partitions",
+            ["iid", "dirichlet", "bernoulli-dirichlet", "shards", "classes", "quantity", "manifest", "natural"],
+        ),
         ("models", list(models.MODELS)),
     ],
 )

@@ -22,16 +22,21 @@ import pytest
 import torch
 import torchvision
 from flnoisebench_datasets.cifar import CIFAR10, CIFAR100
+from flnoisebench_datasets.clothing1m import Clothing1M
 from flnoisebench_datasets.digits import Digits
+from flnoisebench_datasets.file_list import FileList
 from flnoisebench_datasets.folder import Folder
-from flnoisebench_datasets.mnist import FashionMNIST
+from flnoisebench_datasets.mnist import MNIST, FashionMNIST
+from flnoisebench_datasets.svhn import SVHN
+from flnoisebench_datasets.synthetic import Synthetic
 from PIL import Image
 
 from flnoisebench.api import Arrays, MissingData
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 DEBIAN = FashionMNIST.system
-ALL = [Digits, FashionMNIST, CIFAR10, CIFAR100, Folder]
+ALL = [Digits, FashionMNIST, MNIST, SVHN, CIFAR10, CIFAR100, Folder, FileList, Synthetic, Clothing1M]
+FETCHED = [FashionMNIST, MNIST, SVHN, CIFAR10, CIFAR100]
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +100,7 @@ def test_every_data_set_states_its_facts(dataset):
     assert isinstance(dataset.flip, bool)
 
 
-@pytest.mark.parametrize("dataset", [FashionMNIST, CIFAR10, CIFAR100])
+@pytest.mark.parametrize("dataset", FETCHED)
 def test_missing_data_says_where_it_looked_and_what_to_run(dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(FashionMNIST, "system", tmp_path / "system")
     with pytest.raises(MissingData) as caught:
@@ -103,6 +108,8 @@ def test_missing_data_says_where_it_looked_and_what_to_run(dataset, tmp_path, mo
     assert f"flnoisebench data fetch {dataset.name} --data-root {tmp_path}" in str(caught.value)
     places = {
         FashionMNIST: [tmp_path / "FashionMNIST" / "raw", tmp_path / "fashion-mnist", tmp_path / "system"],
+        MNIST: [tmp_path / "MNIST" / "raw", tmp_path / "mnist"],
+        SVHN: [tmp_path / "svhn"],
         CIFAR10: [tmp_path / "cifar-10-batches-py"],
         CIFAR100: [tmp_path / "cifar-100-python"],
     }
@@ -115,19 +122,20 @@ def test_a_relative_root_is_reported_in_full(tmp_path, monkeypatch):
         CIFAR10().load(Path("data"))
 
 
-@pytest.mark.parametrize("dataset", [FashionMNIST, CIFAR10, CIFAR100])
+@pytest.mark.parametrize("dataset", FETCHED)
 def test_a_failed_download_says_how_else_to_get_the_data(dataset, tmp_path, monkeypatch):
     def unreachable(self, *args, **kwargs):
         raise urllib.error.URLError("503 Service Unavailable")
 
-    official = torchvision.datasets.FashionMNIST if dataset is FashionMNIST else dataset.files
+    official = {SVHN: torchvision.datasets.SVHN, MNIST: torchvision.datasets.MNIST}.get(dataset)
+    official = official or (torchvision.datasets.FashionMNIST if dataset is FashionMNIST else dataset.files)
     monkeypatch.setattr(official, "__init__", unreachable)
     with pytest.raises(MissingData, match="503") as caught:
         dataset().fetch(tmp_path)
     assert str(tmp_path) in str(caught.value)
 
 
-@pytest.mark.parametrize("dataset", [FashionMNIST, CIFAR10, CIFAR100])
+@pytest.mark.parametrize("dataset", FETCHED)
 def test_no_test_in_this_file_can_download(dataset, tmp_path):
     with pytest.raises(AssertionError, match="tried to reach the network"):
         dataset().fetch(tmp_path)
@@ -267,7 +275,7 @@ def test_a_changed_fashion_mnist_label_is_found(fashion_copy):
     content = bytearray(gzip.decompress(path.read_bytes()))
     content[-1] ^= 1
     path.write_bytes(gzip.compress(bytes(content)))
-    with pytest.raises(ValueError, match=rf"{path} is not Fashion-MNIST's.*MNIST's file of the same name"):
+    with pytest.raises(ValueError, match=rf"{path} is not Fashion-MNIST's.*another data set's file of the same name"):
         FashionMNIST().load(fashion_copy)
 
 
@@ -476,6 +484,96 @@ def test_cifar100_class_names_are_the_fine_names():
     assert list(CIFAR100.classes) == json.loads(manifest.read_text())["classes"]
 
 
+def test_human_labels_are_fetched_from_their_authors_and_what_to_do_else_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr("flnoisebench_datasets.cifar.download_url", lambda *given: asked.append(given))
+    asked: list[tuple[str, ...]] = []
+    CIFAR10().fetch_human_labels(tmp_path)
+    assert asked == [
+        (
+            "https://github.com/UCSC-REAL/cifar-10-100n/raw/main/data/CIFAR-10_human.pt",
+            str(tmp_path), "CIFAR-10_human.pt", "96644db5574813cae939af5f7f2a0aec",
+        )
+    ]  # fmt: skip
+
+    def unreachable(*given):
+        raise urllib.error.URLError("503 Service Unavailable")
+
+    monkeypatch.setattr("flnoisebench_datasets.cifar.download_url", unreachable)
+    with pytest.raises(MissingData, match="503") as caught:
+        CIFAR100().fetch_human_labels(tmp_path)
+    assert (
+        f"data/CIFAR-100_human.pt (MD5 a67b45c1d7992051865b5c755bd68bb1) of a copy of that repository into {tmp_path}"
+        in (str(caught.value))
+    )
+    with pytest.raises(MissingData, match="nobody published human labels of Digits"):
+        Digits().fetch_human_labels(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------ MNIST and SVHN
+
+
+def write_idx(path: Path, array: np.ndarray, packed: bool) -> str:
+    """An IDX file as MNIST's authors define it; the SHA-256 of its content."""
+    content = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape) + array.tobytes()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_name(path.name + ".gz" * packed).write_bytes(gzip.compress(content) if packed else content)
+    return hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_mnist_is_read_as_torchvision_reads_it_and_checked_by_its_own_digests(tmp_path, monkeypatch, packed):
+    rng = np.random.default_rng(0)
+    digests = []
+    for part in ("train", "t10k"):
+        images = rng.integers(0, 256, (20, 28, 28), dtype=np.uint8)
+        labels = (np.arange(20) % 10).astype(np.uint8)
+        for name, array in (("images-idx3", images), ("labels-idx1", labels)):
+            digests.append(write_idx(tmp_path / "MNIST" / "raw" / f"{part}-{name}-ubyte", array, packed))
+    with pytest.raises(ValueError, match=r"is not MNIST's: its content has 15696 bytes"):
+        MNIST().load(tmp_path)
+    monkeypatch.setattr(MNIST, "digests", tuple(digests))
+    arrays = MNIST().load(tmp_path)
+    assert_contract(arrays, (1, 28, 28), 10)
+    if not packed:
+        theirs = torchvision.datasets.MNIST(tmp_path, train=False)
+        assert torch.equal(arrays.test_images[:, 0], theirs.data)
+        assert torch.equal(arrays.test_labels, theirs.targets)
+
+
+def test_the_two_mnists_are_never_taken_for_each_other(fashion_copy):
+    for name in (
+        "train-images-idx3-ubyte",
+        "train-labels-idx1-ubyte",
+        "t10k-images-idx3-ubyte",
+        "t10k-labels-idx1-ubyte",
+    ):
+        found = next(fashion_copy.rglob(f"{name}*"))
+        target = fashion_copy / "mnist" / found.name
+        target.parent.mkdir(exist_ok=True)
+        shutil.copy(found, target)
+    with pytest.raises(ValueError, match="is not MNIST's"):
+        MNIST().load(fashion_copy)
+
+
+def test_svhn_is_read_with_zero_for_ten_and_a_damaged_file_is_named(tmp_path, monkeypatch):
+    io = pytest.importorskip("scipy.io")
+    rng = np.random.default_rng(0)
+    listed, stored = dict(torchvision.datasets.SVHN.split_list), {}
+    for part in ("train", "test"):
+        stored[part] = rng.integers(0, 256, (32, 32, 3, 20), dtype=np.uint8)
+        path = tmp_path / "svhn" / f"{part}_32x32.mat"
+        path.parent.mkdir(exist_ok=True)
+        io.savemat(path, {"X": stored[part], "y": (np.arange(20) % 10 + 1).astype(np.uint8).reshape(-1, 1)})
+        listed[part] = [listed[part][0], path.name, hashlib.md5(path.read_bytes()).hexdigest()]
+    with pytest.raises(ValueError, match=r"train_32x32.mat is damaged or truncated: MD5"):
+        SVHN().load(tmp_path)
+    monkeypatch.setattr(torchvision.datasets.SVHN, "split_list", listed)
+    arrays = SVHN().load(tmp_path)
+    assert_contract(arrays, (3, 32, 32), 10)
+    assert arrays.train_labels[:10].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]
+    assert np.array_equal(arrays.test_images[3].permute(1, 2, 0).numpy(), stored["test"][..., 3])
+
+
 # ---------------------------------------------------------------------------------------------------- folder
 
 
@@ -649,11 +747,11 @@ def test_images_in_both_train_and_test_are_refused_and_three_are_named(images):
         ("64", "must hold an object"),
         ('{"sizes": 64}', "unknown setting 'sizes'.*Did you mean size"),
         ('{"crop": 64}', "unknown setting 'crop'"),
-        ('{"size": "64"}', "not '64'"),
-        ('{"size": true}', "not True"),
-        ('{"size": 64.0}', r"not 64\.0"),
-        ('{"size": 0}', "from 8 to 1024, not 0"),
-        ('{"size": 5000}', "from 8 to 1024, not 5000"),
+        ('{"size": "64"}', "size = '64'.*valid integer"),
+        ('{"size": true}', "size = True.*valid integer"),
+        ('{"size": 64.5}', r"size = 64\.5.*valid integer"),
+        ('{"size": 0}', "size = 0.*greater than or equal to 8"),
+        ('{"size": 5000}', "size = 5000.*less than or equal to 1024"),
     ],
 )
 def test_bad_settings_of_a_folder_are_refused(images, text, message):

@@ -712,14 +712,22 @@ def test_guarantee_6_no_source_of_the_package_or_of_a_method_can_unpickle():
     files = [*package.rglob("*.py"), *(package.parent / "methods").glob("*.py")]
     assert len(files) > 20
     for path in files:
-        for node in ast.walk(ast.parse(path.read_text())):
+        tree = ast.parse(path.read_text())
+        # torch's reader of plain tensors, which runs nothing: the pretrained weights, as torchvision publishes them
+        plain = [
+            node.func
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and path == package / "models.py"
+            if any(ast.unparse(keyword) == "weights_only=True" for keyword in node.keywords)
+        ]
+        for node in ast.walk(tree):
             names = []
             if isinstance(node, ast.Import):
                 names = [alias.name.split(".")[0] for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 names = [(node.module or "").split(".")[0]]
             assert not forbidden & set(names), path
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node not in plain:
                 assert (node.value.id, node.attr) not in {("torch", "load"), ("np", "load"), ("numpy", "load")}, path
             if isinstance(node, ast.Name):
                 assert node.id not in {"eval", "exec"}, path

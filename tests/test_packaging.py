@@ -97,7 +97,7 @@ def test_floors_python_and_extras_are_those_of_the_architecture():
     assert (floors["torch"], floors["torchvision"]) == ("2.6", "0.21")
     assert set(floors) >= {"torch", "torchvision", "numpy", "pydantic", "rich", "safetensors", "scikit-learn", "typer"}
     assert PROJECT["requires-python"] == ">=3.11"
-    assert set(PROJECT["optional-dependencies"]) >= {"test", "plots", "sweep", "track"}
+    assert set(PROJECT["optional-dependencies"]) >= {"test", "plots", "sweep", "tensorboard"}
     assert PROJECT["scripts"] == {"flnoisebench": "flnoisebench.cli.main:main"}
     assert PYPROJECT["build-system"]["build-backend"] == "setuptools.build_meta"
     assert "--import-mode=importlib" in PYPROJECT["tool"]["pytest"]["ini_options"]["addopts"]

@@ -2,14 +2,15 @@
 
 import json
 import math
+from pathlib import Path
 
 import fixture_methods as fixtures
 import pytest
 
 from flnoisebench import records
 from flnoisebench.api import Config, Field, Rounds
-from flnoisebench.records import Accuracy, RoundRecord, RunResult
-from flnoisebench.settings import Settings
+from flnoisebench.records import Accuracy, LastRounds, RoundRecord, RunResult
+from flnoisebench.settings import Settings, resolve
 from flnoisebench.testing import tiny_run
 
 
@@ -153,7 +154,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 def test_every_field_says_why_it_is_there():
-    for kind in (RoundRecord, Accuracy, RunResult, Settings):
+    for kind in (RoundRecord, Accuracy, LastRounds, RunResult, Settings):
         assert all(field.description for field in kind.model_fields.values()), kind
 
 
@@ -194,3 +195,126 @@ class Timed(Config):
 def test_what_is_no_duration_is_refused(value):
     with pytest.raises(ValueError, match="round"):
         Timed(start=value)
+
+
+# ------------------------------------------------------------------------------------- means over the last rounds
+
+
+def with_rates(record, **changes):
+    return record.model_copy(update={"accuracy": 50.0, **changes})
+
+
+def test_means_over_the_last_five_rounds_by_hand(ended):
+    _, seen, _ = ended
+    rounds = [with_rates(seen[0], balanced_accuracy=99.0, judged={"clients_recall": 99.0}, recall=[1.0, 1.0, 1.0])]
+    for i in range(5):
+        rounds.append(
+            with_rates(
+                seen[0],
+                balanced_accuracy=10.0 * i,  # 0 to 40
+                macro_f1=None,
+                calibration_error=4.0,
+                recall=[10.0 * i, None, 60.0],
+                judged={"clients_recall": 50.0 + i} if i > 2 else {"samples_auc": 70.0},
+                predictors={"main": 50.0},
+                diagnostics={"phi": 0.5},
+            )
+        )
+    found = LastRounds.of(rounds)
+    assert found.balanced_accuracy == 20
+    assert found.macro_f1 is None
+    assert found.calibration_error == 4
+    assert found.recall == [20, None, 60]
+    assert found.judged == {"clients_recall": 53.5, "samples_auc": 70}  # of the rounds that have it
+    assert found.diagnostics == {"phi": 0.5}
+
+
+def test_the_last_rounds_are_those_that_the_headline_is_over(ended):
+    """A round without a predictor is none of them; of a run without any, the last five are taken all the same."""
+    _, seen, _ = ended
+    early = with_rates(seen[0], judged={"clients_recall": 10.0})
+    late = with_rates(seen[0], accuracy=None, judged={"clients_recall": 90.0})
+    assert LastRounds.of([early, late]).judged == {"clients_recall": 10}
+    assert LastRounds.of([late, late]).judged == {"clients_recall": 90}
+    assert LastRounds.of([]).balanced_accuracy is None
+
+
+def test_a_result_holds_the_means_of_its_records(ended):
+    result, seen, _ = ended
+    assert result.last5 == LastRounds.of(seen)
+    assert result.last5.judged
+    assert result.environment["processor"]
+
+
+# -------------------------------------------------------------------------------------------- what is written is sound
+
+
+def test_nothing_is_written_that_could_not_be_read_back(ended, tmp_path):
+    result, _, _ = ended
+    path = tmp_path / "result.json"
+    with pytest.raises(ValueError, match=r"what was to be written to .*result\.json.*rounds"):
+        records.write_json(path, result.model_copy(update={"rounds": -1}))
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        records.write_json(path, {"accuracy": math.nan})
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"failure": "it broke"}, "status is 'complete', and failure 'it broke'"),
+        ({"status": "failed"}, "status is 'failed', and failure None"),
+        ({"rounds": 4}, "4 rounds completed, of 3"),
+    ],
+)
+def test_a_result_that_contradicts_itself_is_refused(change, what, ended, tmp_path):
+    spoilt(ended, tmp_path, "result.json", lambda content: {**content, **change})
+    with pytest.raises(ValueError, match=what):
+        records.load_result(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------- older files
+
+HISTORIC = sorted((Path(__file__).parent / "historic_results").iterdir())
+
+
+@pytest.mark.parametrize("folder", HISTORIC, ids=lambda folder: folder.name)
+def test_every_published_version_keeps_loading(folder):
+    settings, result, rounds = records.load_settings(folder), records.load_result(folder), records.load_records(folder)
+    stored = json.loads((folder / "result.json").read_text())
+    assert result.settings == settings
+    assert result.digest == rounds[-1].digest == stored["digest"]
+    assert result.accuracy == Accuracy.of([record.accuracy for record in rounds])
+    assert result.last5 is None  # was not kept then; the records have it
+    assert LastRounds.of(rounds).balanced_accuracy > 0
+    assert settings.choices == "unstated"
+    assert settings.oracle == stored["settings"].get("oracle")
+
+
+@pytest.mark.parametrize("folder", HISTORIC, ids=lambda folder: folder.name)
+def test_an_older_runs_folder_keeps_its_name(folder):
+    """So that the same command finds what is done already."""
+    key, slug = {
+        "v1-before-oracles": ("bd1b0fea93", "fedcova-sym-rho0.6-tau0.7_bernoulli-dirichlet-p0.5-alpha5_m5"),
+        "v1-with-oracles": ("e665825365", "fedcova-sym-rho0.6-tau0.7_bernoulli-dirichlet-p0.5-alpha5_m5"),
+    }[folder.name]
+    settings = records.load_settings(folder)
+    assert (settings.key, settings.scenario.slug) == (key, slug)
+
+
+# ------------------------------------------------------------------------------------------------ source of choices
+
+
+def test_a_run_says_on_what_its_values_were_chosen():
+    assert resolve().choices == "preset"
+    assert resolve(rounds=5).choices == "preset"  # a length is no choice between values
+    assert resolve(changes=["alpha=7"]).choices == "unstated"
+    assert resolve(changes=["alpha=7"], choices="validation").choices == "validation"
+    with pytest.raises(ValueError, match="alpha=7 was set by hand, so say what it was chosen on"):
+        resolve(changes=["alpha=7"], choices="preset")
+    with pytest.raises(ValueError, match=r"unknown source of choices 'validatoin'\. Did you mean validation"):
+        resolve(choices="validatoin")
+
+
+def test_on_what_values_were_chosen_changes_no_result():
+    assert resolve(changes=["alpha=7"], choices="validation").key == resolve(changes=["alpha=7"]).key

@@ -92,12 +92,15 @@ def duration(seconds: float) -> str:
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
-def curve(values: list[float | None], width: int = 60) -> str:
-    """The values as a line of blocks, low to high; plain dots where the output cannot show blocks."""
+def curve(values: list[float | None], width: int = 60, bounds: tuple[float, float] | None = None) -> str:
+    """The values as a line of blocks, low to high; plain dots where the output cannot show blocks.
+
+    bounds: the values of the lowest and the highest block (default: the extremes), for curves on one scale.
+    """
     known = [value for value in values if value is not None]
     if not known:
         return ""
-    low, high = min(known), max(known)
+    low, high = bounds or (min(known), max(known))
     step = max(1, -(-len(values) // width))
     picked = [values[min(i + step - 1, len(values) - 1)] for i in range(0, len(values), step)]
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import typing
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from flnoisebench import models, protocols, registry
+from flnoisebench import models, protocols, registry, runs
 from flnoisebench.api import Config
 from flnoisebench.cli import console
-from flnoisebench.scenario import NOISE_PRESETS, Noise, Partition
+from flnoisebench.cli.console import percent
+from flnoisebench.scenario import NOISE_PRESETS, PARTITION_READS, Noise, Partition
 from flnoisebench.settings import presets_of
 
 app = typer.Typer(no_args_is_help=True, help="List what can be named on the command line.")
@@ -112,10 +114,23 @@ def noise(details: Details = False) -> None:
 def partitions(details: Details = False) -> None:
     """Partition laws: what `--partition` takes; --details adds their parameters."""
     for name in typing.get_args(Partition.model_fields["law"].annotation):
-        line(name)
+        line(name, ", ".join(PARTITION_READS[name]) or "-")
     if details:
         line("fields", "of the partition spec")
         settings_of(Partition)
+
+
+@app.command("runs")
+@console.guarded
+def runs_(
+    out: Annotated[Path, typer.Option(help="The folder of the runs, or one of its folders.")] = Path("runs"),
+) -> None:
+    """Runs below a folder: status, rounds, accuracy (mean of the last five rounds), folder."""
+    if not out.is_dir():
+        raise ValueError(f"there is no folder {out}; --out names the one that `run` and `sweep` wrote to")
+    for found in runs.below(out):
+        rounds = f"{found.rounds} rounds"
+        line(found.status, rounds, f"{percent(found.accuracy)} %", found.problem or str(found.folder.relative_to(out)))
 
 
 @app.command("models")

@@ -9,10 +9,14 @@ from typing import Annotated
 
 import typer
 
-from flnoisebench.cli import data, listing, scenario
+from flnoisebench.cli import data, leaderboard, listing, scenario
 from flnoisebench.cli.check import check
+from flnoisebench.cli.compare import compare
+from flnoisebench.cli.plot import plot
+from flnoisebench.cli.reproduce import command as reproduce
 from flnoisebench.cli.run import run
 from flnoisebench.cli.show import show
+from flnoisebench.cli.sweep import sweep
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -21,11 +25,16 @@ app = typer.Typer(
     help="Which federated-learning methods withstand noisy labels: run, compare, publish.",
 )
 app.command()(run)
+app.command()(sweep)
 app.command()(show)
+app.command()(compare)
+app.command()(plot)
+app.command(name="reproduce")(reproduce)
 app.command()(check)
 app.add_typer(listing.app, name="list")
 app.add_typer(scenario.app, name="scenario")
 app.add_typer(data.app, name="data")
+app.add_typer(leaderboard.app, name="leaderboard")
 
 
 def _version(wanted: bool) -> None:

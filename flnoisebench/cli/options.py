@@ -38,7 +38,15 @@ Clients = Annotated[int, typer.Option(min=1, help="Number of clients.")]
 Holdout = Annotated[float, typer.Option(help="Share of each client's samples kept out of training, for choosing.")]
 
 NOISE, PARTITION = "Noise", "Partition"
-NoiseName = Annotated[str, typer.Option("--noise", help="A preset from `list noise`.", rich_help_panel=NOISE)]
+NoiseName = Annotated[
+    str | None,
+    typer.Option(
+        "--noise",
+        help="A preset from `list noise`, or a file.toml of its fields.",
+        rich_help_panel=NOISE,
+        show_default="fedcova-sym; given where labels are wrong already",
+    ),
+]
 Rho = Annotated[
     float | None,
     typer.Option(
@@ -70,6 +78,17 @@ Law = Annotated[
         help="A law from `list partitions`.",
         rich_help_panel=PARTITION,
         show_default="bernoulli-dirichlet",
+    ),
+]
+PartitionField = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--partition-set",
+        metavar="FIELD=VALUE",
+        help="Any field of the partition spec (`list partitions --details`), such as shards=2 or file=split.csv. "
+        "Repeatable.",
+        rich_help_panel=PARTITION,
+        show_default="none",
     ),
 ]
 P = Annotated[

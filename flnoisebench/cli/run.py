@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,13 +12,13 @@ import typer
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from flnoisebench import records, registry, runtime
+from flnoisebench import records, registry, runtime, tracking
 from flnoisebench.cli import console
 from flnoisebench.cli import options as opt
 from flnoisebench.cli.console import duration, percent, size
 from flnoisebench.executors import ClientError
 from flnoisebench.records import RoundRecord, RunResult
-from flnoisebench.settings import EVALUATE_ON, TRACKS, parse_assignment, resolve
+from flnoisebench.settings import CHOICES, EVALUATE_ON, TRACKS, assignments, from_options
 
 
 def read_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -50,17 +51,6 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
-def assignments(table: dict[str, Any], prefix: str = "") -> list[str]:
-    """A TOML table as --set takes it: ``{"protocol": {"batch": 64}}`` is ``["protocol.batch=64"]``."""
-    said = []
-    for name, value in table.items():
-        if isinstance(value, dict):
-            said += assignments(value, f"{prefix}{name}.")
-        else:
-            said.append(f"{prefix}{name}={value if isinstance(value, str) else json.dumps(value, default=str)}")
-    return said
-
-
 @console.guarded
 def run(
     method: opt.MethodName = None,
@@ -72,11 +62,12 @@ def run(
         str, typer.Option(help=f"Whose budget: {', '.join(TRACKS)} (own: the preset's protocol values apply).")
     ] = "common",
     preset: Annotated[str | None, typer.Option(help="The method's preset.", show_default="its first")] = None,
-    noise: opt.NoiseName = "fedcova-sym",
+    noise: opt.NoiseName = None,
     rho: opt.Rho = None,
     tau: opt.Tau = None,
     noise_set: opt.NoiseField = None,
     partition: opt.Law = None,
+    partition_set: opt.PartitionField = None,
     p: opt.P = None,
     alpha: opt.Alpha = None,
     min_size: opt.MinSize = None,
@@ -101,6 +92,13 @@ def run(
     ] = "test",
     holdout: opt.Holdout = 0.0,
     oracle: opt.OracleName = None,
+    choices: Annotated[
+        str | None,
+        typer.Option(
+            help=f"What the values of --set were chosen on: {', '.join(CHOICES)}.",
+            show_default="preset; unstated with --set",
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda:1, all (GPUs), or cuda:0,cuda:1")] = "auto",
     lanes: Annotated[
         str, typer.Option(help="Clients trained at once; auto: 4 on a GPU, one a core on a CPU (1 for an MLP).")
@@ -113,6 +111,16 @@ def run(
         bool,
         typer.Option("--retry", help="Go on with a run that failed, from its last commit.", show_default="no"),
     ] = False,
+    log_to: Annotated[
+        list[str] | None,
+        typer.Option(
+            # not --track: that is whose budget a run has, and every result and row calls it so
+            "--log-to",
+            metavar="TRACKER",
+            help=f"Show the run in a tracker too: {', '.join(tracking.TRACKERS)}; on this disk alone. Repeatable.",
+            show_default="none",
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as one JSON object, last line.", show_default="no")
     ] = False,
@@ -129,27 +137,15 @@ def run(
     """Train a method on a data set under label noise; resumes where it was stopped."""
     place = runtime.pick_devices(device)[0]
     lane_count = opt.lane_count(lanes)
-    settings = resolve(
-        method=method,
-        dataset=dataset,
-        protocol=protocol,
-        track=track,
-        preset=preset,
-        noise=noise,
-        noise_changes={**opt.given(rho=rho, tau=tau), **dict(map(parse_assignment, noise_set or []))},
-        partition_changes=opt.given(law=partition, p=p, alpha=alpha, min_size=min_size),
-        clients=clients,
-        draw=draw,
-        holdout=holdout,
-        seed=seed,
-        rounds=rounds,
-        # bf16 is a GPU's precision; emulated on most CPUs it is slow and no more exact than fp32
-        precision=precision or ("fp32" if place.type == "cpu" else None),
-        changes=set_ or (),
-        evaluate_on=evaluate_on,
-        oracle=oracle,
-        deterministic=deterministic,
-    )
+    said = {
+        "method": method, "dataset": dataset, "protocol": protocol, "track": track, "preset": preset, "noise": noise,
+        "rho": rho, "tau": tau, "noise_set": noise_set, "partition": partition, "partition_set": partition_set, "p": p,
+        "alpha": alpha, "min_size": min_size, "clients": clients, "draw": draw, "seed": seed, "rounds": rounds,
+        "precision": precision, "set": set_, "evaluate_on": evaluate_on, "holdout": holdout, "oracle": oracle,
+        "choices": choices, "deterministic": deterministic,
+    }  # fmt: skip
+    settings = from_options(said, device=place.type)
+    log = tracking.Log(log_to or (), settings.folder(out), out, settings, on_trouble=_warn)
     prepared = None
     try:
         prepared = runtime.prepare(
@@ -160,7 +156,7 @@ def run(
             lanes=lane_count,
             executor=executor,
         )
-        result = watched(prepared, retry=retry, quiet=as_json)
+        result = watched(prepared, retry=retry, quiet=as_json, log=log)
         folder = prepared.folder
     except runtime.AlreadyDone as done:
         result, folder = done.result, done.folder
@@ -171,17 +167,23 @@ def run(
         if as_json and prepared is not None and (prepared.folder / "result.json").exists():
             print_result(records.load_result(prepared.folder), prepared.folder, as_json=True)
         raise
+    finally:
+        log.finish()
     print_result(result, folder, as_json=as_json)
     if result.status == "failed":
         raise typer.Exit(console.FAILED)
 
 
-def watched(prepared: runtime.Run, *, retry: bool, quiet: bool) -> RunResult:
-    """Execute with a progress line on a terminal; silently elsewhere."""
+def _warn(text: str) -> None:
+    console.err.print(text, style="yellow", markup=False, soft_wrap=True)
+
+
+def watched(prepared: runtime.Run, *, retry: bool, quiet: bool, log: Callable[[RoundRecord], None]) -> RunResult:
+    """Execute with a progress line on a terminal; silently elsewhere.  log: told of every round."""
     settings = prepared.settings
     total = settings.protocol.rounds
     if not console.out.is_terminal or quiet:
-        return prepared.execute(retry=retry)
+        return prepared.execute(log, retry=retry)
     console.out.print(headline(prepared))
     rounds = TextColumn("round {task.completed:.0f}/{task.total:.0f}")
     accuracy = TextColumn("accuracy [bold]{task.fields[accuracy]}[/] %")
@@ -227,6 +229,7 @@ def watched(prepared: runtime.Run, *, retry: bool, quiet: bool) -> RunResult:
                 down=size(sums["down"]),
                 both=size(sums["up"] + sums["down"]),
             )
+            log(record)
 
         return prepared.execute(show, retry=retry)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,11 +11,13 @@ import typer
 from rich.table import Table
 
 from flnoisebench import registry, scenario
+from flnoisebench.api import MissingData
 from flnoisebench.cli import console
 from flnoisebench.cli import options as opt
 from flnoisebench.cli.console import percent
 from flnoisebench.cli.listing import line
-from flnoisebench.runtime import build_scenario, data_digest
+from flnoisebench.runtime import build_scenario, check_scenario, with_foreign
+from flnoisebench.scenario import pictures
 from flnoisebench.settings import parse_assignment, resolve_scenario
 
 app = typer.Typer(no_args_is_help=True, help="Pin, look at and check scenarios: partition and noise.")
@@ -25,11 +28,12 @@ ManifestFile = Annotated[Path, typer.Argument(metavar="MANIFEST", help="A file t
 @console.guarded
 def build(
     dataset: opt.DatasetName = "digits",
-    noise: opt.NoiseName = "fedcova-sym",
+    noise: opt.NoiseName = None,
     rho: opt.Rho = None,
     tau: opt.Tau = None,
     noise_set: opt.NoiseField = None,
     partition: opt.Law = None,
+    partition_set: opt.PartitionField = None,
     p: opt.P = None,
     alpha: opt.Alpha = None,
     min_size: opt.MinSize = None,
@@ -47,14 +51,16 @@ def build(
         dataset=dataset,
         noise=noise,
         noise_changes={**opt.given(rho=rho, tau=tau), **dict(map(parse_assignment, noise_set or []))},
-        partition_changes=opt.given(law=partition, p=p, alpha=alpha, min_size=min_size),
+        partition_changes={
+            **opt.given(law=partition, p=p, alpha=alpha, min_size=min_size),
+            **dict(map(parse_assignment, partition_set or [])),
+        },
         clients=clients,
         draw=draw,
         holdout=holdout,
     )
-    data = registry.load_dataset(dataset)
-    arrays = data.load(data_root or opt.default_data_root())
-    built = build_scenario(spec, data, arrays)
+    data, root = registry.load_dataset(dataset), data_root or opt.default_data_root()
+    built = build_scenario(spec, data, data.load(root), root)
     path = out or Path(f"{dataset}-{spec.slug}-draw{draw}.safetensors")
     scenario.save(path, *built)
     print_scenario(*built)
@@ -68,13 +74,33 @@ def show(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the whole summary as JSON.", show_default="no")
     ] = False,
+    client: Annotated[
+        int | None, typer.Option(help="One client alone, with its own transitions.", show_default="all")
+    ] = None,
+    png: Annotated[Path | None, typer.Option(help="Draw a PNG picture into this file.", show_default="none")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Draw an SVG picture into this file.", show_default="none")] = None,
+    sheet: Annotated[bool, typer.Option(help="A sheet of samples in the picture, which needs the data.")] = True,
+    data_root: opt.DataRoot = None,
 ) -> None:
-    """Show who holds what and whose labels are wrong."""
+    """Show who holds what and whose labels are wrong, here or in a picture."""
     scene, truth = scenario.load(manifest)
+    if client is not None and not 0 <= client < scene.spec.clients:
+        raise ValueError(f"there is no client {client}: they are 0..{scene.spec.clients - 1}")
+    drawn = [path for path in (png, svg) if path is not None]
+    if drawn:
+        draw_scenario(scene, truth, drawn, data_root or opt.default_data_root() if sheet else None)
     if as_json:
-        print(json.dumps(scenario.summary(scene, truth)))
+        facts = scenario.summary(scene, truth)
+        if client is not None:
+            facts = {**facts["clients"][client], "transition": _pairs(scene, truth, client)}
+        print(json.dumps(facts))
         return
-    print_scenario(scene, truth)
+    if client is not None:
+        print_client(scene, truth, client)
+    else:
+        print_scenario(scene, truth)
+    for path in drawn:
+        line("picture", str(path))
 
 
 @app.command()
@@ -82,11 +108,8 @@ def show(
 def check(manifest: ManifestFile, data_root: opt.DataRoot = None) -> None:
     """Prove a manifest against its data: complete, rebuildable, and as noisy as its law says."""
     scene, truth = scenario.load(manifest)
-    data = registry.load_dataset(scene.spec.dataset)
-    arrays = data.load(data_root or opt.default_data_root())
-    problems = scenario.check(scene, truth, arrays.train_labels.numpy())
-    if data_digest(arrays) != scene.digests["data"]:
-        problems.insert(0, "the data are not those that the manifest was built on (their digests differ)")
+    data, root = registry.load_dataset(scene.spec.dataset), data_root or opt.default_data_root()
+    problems = check_scenario(scene, truth, data, data.load(root), root)
     for problem in problems:
         console.out.print(f"problem: {problem}", markup=False, soft_wrap=True)
     if problems:
@@ -99,12 +122,34 @@ def check(manifest: ManifestFile, data_root: opt.DataRoot = None) -> None:
 @app.command()
 @console.guarded
 def diff(a: ManifestFile, b: ManifestFile) -> None:
-    """Say what differs between two manifests."""
-    differences = scenario.diff(scenario.load(a), scenario.load(b))
+    """Say what differs between two manifests, and why numbers on them cannot be compared."""
+    first, second = scenario.load(a), scenario.load(b)
+    differences = scenario.diff(first, second)
     for difference in differences:
         console.out.print(difference, markup=False, soft_wrap=True)
+    for reason in scenario.incomparable(first, second):
+        console.out.print(f"not comparable: {reason}", markup=False, soft_wrap=True)
     if not differences:
         console.out.print("the same scenario")
+
+
+def draw_scenario(
+    scene: scenario.Scenario, truth: scenario.Truth, paths: Sequence[Path], data_root: Path | None
+) -> None:
+    """Write the pictures; with samples where a data root is given."""
+    for path in paths:
+        pictures.require(path)
+    data = registry.load_dataset(scene.spec.dataset)
+    names, samples = data.classes, []
+    if data_root is not None:
+        try:
+            arrays = with_foreign(data.load(data_root), scene, truth, data_root)
+        except MissingData as error:
+            raise MissingData(f"{error}  Or draw without samples: --no-sheet") from error
+        names = arrays.classes or names
+        samples = pictures.samples_of(scene, truth, arrays.train_images.numpy(), pictures.chosen(scene, truth))
+    for path in paths:
+        pictures.draw(path, scene, truth, names=names, samples=samples)
 
 
 def print_scenario(scene: scenario.Scenario, truth: scenario.Truth) -> None:
@@ -113,19 +158,28 @@ def print_scenario(scene: scenario.Scenario, truth: scenario.Truth) -> None:
     title = f"{scene.spec.dataset}: {scene.spec.slug}, draw {scene.spec.draw}"
     by = "given" if truth.true is None else "true"
     headings = ["client", "samples", "nominal %", "realised %", f"samples by {by} class"]
+    largest = max(max(row["counts"]) for row in summary["clients"])
+    small = console.out.is_terminal and 20 < scene.classes <= max(console.out.width - 45, 0)
     rows = [
         [
             f"{'noisy ' if row['noisy'] else ''}{row['client']}",
             str(row["size"]),
             _percent(row["nominal"]),
             _percent(row["realised"]),
-            " ".join(f"{count:>4}" for count in row["counts"]) if scene.classes <= 20 else f"{row['classes']} classes",
+            " ".join(f"{count:>4}" for count in row["counts"])
+            if scene.classes <= 20
+            else (pictures.glyphs(row["counts"], largest) if small else f"{row['classes']} classes"),
         ]
         for row in summary["clients"]
     ]
     noise = f"{_percent(summary['realised_rate'])} %"
+    names = _names(scene)
+    confusions = [
+        [f"{names[y]} -> {names[j]}", f"{_percent(nominal)} % by the law", f"{_percent(realised)} % realised"]
+        for y, j, nominal, realised in pictures.confusions(scene, truth)
+    ]
     if not console.out.is_terminal:
-        for row in (["scenario", title], headings, *rows, ["label noise over all samples", noise]):
+        for row in (["scenario", title], headings, *rows, ["label noise over all samples", noise], *confusions):
             print("\t".join(row))
         return
     table = Table(title=title, title_justify="left")
@@ -135,6 +189,31 @@ def print_scenario(scene: scenario.Scenario, truth: scenario.Truth) -> None:
         table.add_row(*row)
     console.out.print(table)
     console.out.print(f"label noise over all samples: {noise}")
+    for pair, *shares in confusions:
+        console.out.print(f"  {pair}: {', '.join(shares)}", markup=False)
+
+
+def print_client(scene: scenario.Scenario, truth: scenario.Truth, client: int) -> None:
+    """One client's facts, then its wrong labels by pair of classes, the most frequent first."""
+    row, names = scenario.summary(scene, truth)["clients"][client], _names(scene)
+    for fact in ("client", "size", "held_out", "classes", "noisy"):
+        line(fact, str(row[fact]))
+    for fact in ("nominal", "expected", "realised"):
+        line(fact, f"{_percent(row[fact])} %")
+    pairs = _pairs(scene, truth, client) or []
+    wrong = [(n, y, j) for y, counts in enumerate(pairs) for j, n in enumerate(counts) if y != j and n]
+    for n, y, j in sorted(wrong, key=lambda entry: (-entry[0], *entry[1:])):
+        line(f"{names[y]} -> {names[j]}", str(n))
+
+
+def _pairs(scene: scenario.Scenario, truth: scenario.Truth, client: int) -> list[list[int]] | None:
+    """[C, C]: the client's samples by true label (row) and given label (column)."""
+    return None if truth.true is None else scenario.realised_pairs(scene, truth.true, client).tolist()
+
+
+def _names(scene: scenario.Scenario) -> list[str]:
+    names = registry.load_dataset(scene.spec.dataset).classes
+    return list(names) if len(names) == scene.classes else [str(c) for c in range(scene.classes)]
 
 
 def _percent(rate: float | None) -> str:

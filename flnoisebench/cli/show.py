@@ -13,6 +13,7 @@ from flnoisebench.cli import console
 from flnoisebench.cli.console import curve, percent
 from flnoisebench.cli.listing import line
 from flnoisebench.cli.run import print_result
+from flnoisebench.records import LastRounds
 
 
 @console.guarded
@@ -60,6 +61,14 @@ def show(
             markup=False,
             soft_wrap=True,
         )
+    means = LastRounds.of(rounds)
+    for name, mean in (
+        ("balanced accuracy", means.balanced_accuracy),
+        ("macro F1", means.macro_f1),
+        ("calibration error", means.calibration_error),
+    ):
+        if mean is not None:
+            line(f"last 5 rounds, {name}", f"{mean:.2f}")
     if rounds:
         last = rounds[-1]
         details = {**last.judged, **last.diagnostics, **last.metrics}

@@ -61,7 +61,9 @@ def make_deterministic(precision: str) -> None:
 class Engine:
     """Everything the lanes of one device share.
 
-    pixels: uint8 [n, C, H, W] of all training images.  given: int64 [n] given labels.  positions: one int64 array
+    pixels: uint8 [n, C, H, W] of all training images; on a GPU they are put onto it, or where they would take more than
+    half of its free memory stay where they are, in memory or on disk, and are read in parts (DeviceImages).  resident:
+    says which, instead.  given: int64 [n] given labels.  positions: one int64 array
     of store rows a client.  public: uint8 images or None.  told: facts that the method's card declares.  capture:
     record training steps and replay them, where the device can.
     """
@@ -81,6 +83,7 @@ class Engine:
         seed: int = 0,
         device: torch.device | str = "cpu",
         capture: bool = True,
+        resident: bool | None = None,
     ) -> None:
         self.method = method
         self.protocol = protocol
@@ -91,8 +94,8 @@ class Engine:
         self.look = look
         self.seed = seed
         self.told = dict(told or {})
-        self.shape: tuple[int, int, int] = tuple(pixels.shape[1:])  # type: ignore[assignment]
-        self.pixels = pixels.to(self.device)
+        self.resident = _fits(pixels, self.device) if resident is None else resident
+        self.pixels = pixels.to(self.device) if self.resident else pixels
         self.given = given.to(self.device)
         self.positions = [torch.as_tensor(np.array(rows), dtype=torch.int64).to(self.device) for rows in positions]
         self.clients = len(self.positions)
@@ -100,6 +103,7 @@ class Engine:
         self.capture = capture and self.device.type == "cuda"
         # the tensors of a step stay where they are on a GPU, recorded or not; a test may ask for it on a CPU
         self.static = self.device.type == "cuda"
+        self.shape: tuple[int, int, int] = tuple(self.images(self.positions[0]).shape)  # type: ignore[assignment]
         self.public = None
         if public is not None:
             store = public.to(self.device)
@@ -129,7 +133,14 @@ class Engine:
         return network.to(device=self.device, memory_format=layout)  # type: ignore[call-overload]
 
     def images(self, rows: torch.Tensor) -> DeviceImages:
-        return DeviceImages(self.pixels, rows.to(self.device), self.look)
+        return DeviceImages(self.pixels, rows.to(self.device), self.look, self.resident)
+
+
+def _fits(pixels: torch.Tensor, device: torch.device) -> bool:
+    """Whether the pixels may lie on the device: the other half of its free memory is for networks and activations."""
+    if device.type != "cuda":
+        return True
+    return pixels.numel() <= torch.cuda.mem_get_info(device)[0] // 2
 
 
 class Lane:
@@ -331,7 +342,7 @@ class _Side(api.Side):
 
     def _own_labels(self, images: DeviceImages) -> torch.Tensor:
         """Given labels in the owner's order; -1 where there are none (public images)."""
-        return torch.full((images.size,), -1, dtype=torch.int64, device=images.pixels.device)
+        return torch.full((images.size,), -1, dtype=torch.int64, device=images.device)
 
     def _subset(self, images: DeviceImages, subset: torch.Tensor | None, what: str) -> torch.Tensor:
         if subset is None:
@@ -375,7 +386,7 @@ class _Side(api.Side):
         losses.refuse_closure(loss)
         losses.check_frozen(frozen or {})
         images = self._images(data)
-        device = images.pixels.device
+        device = images.device
         labels = self._own_labels(images) if labels is None else labels.to(device)
         if labels.dim() not in (1, 2) or labels.shape[0] != images.size:
             raise ValueError(f"fit: labels must have {images.size} rows, one an image, not {list(labels.shape)}")
@@ -443,7 +454,7 @@ class _Side(api.Side):
         if view not in ("plain", "train"):
             raise ValueError(f"apply: view must be 'plain' or 'train', not {view!r}")
         images = self._images(data)
-        device = images.pixels.device
+        device = images.device
         rng = _epoch_streams(self._names(f"apply/{stream}")) if view == "train" else None
         with self._lane.meter.time("apply", device):
             return training.apply(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-from flnoisebench.engine.images import DeviceImages, Look
+from flnoisebench.engine.images import DeviceImages
 
 
 def cut(size: int, batch: int, last_batch: str, lone_is_bad: bool) -> tuple[int, ...]:
@@ -57,25 +57,31 @@ class Feed:
 
     def chunks(self, capacity: int) -> Iterator[Chunk]:
         """Chunk after chunk of whole batches, at most ``capacity`` images each (or one batch, if that is more)."""
-        look, device = self.images.look, self.images.pixels.device
-        augment = self.views > 0 and look.augments
+        augment = self.views > 0 and self.images.look.augments
         for epoch in itertools.count():
             order = torch.randperm(self.subset.numel(), generator=self.rng(epoch, "order"))[: self.used]
-            index = self.subset[order].to(device, non_blocking=True)
-            looks = draw_looks(look, self.used, self.views, self.rng(epoch, "augment"), device) if augment else []
-            start, first, waiting = 0, True, list(self.sizes)
-            while waiting:
-                sizes = [waiting.pop(0)]
-                while waiting and sum(sizes) + waiting[0] <= capacity:
-                    sizes.append(waiting.pop(0))
-                part = slice(start, start + sum(sizes))
-                start = part.stop
-                rows = index[part]
-                views = [self.images.augmented(rows, *one.of(part)) for one in looks]
+            looks = draw_looks(self.images, self.used, self.views, self.rng(epoch, "augment")) if augment else []
+            bundles = list(_bundled(self.sizes, capacity))
+            ends = list(itertools.accumulate(sum(sizes) for sizes in bundles))
+            cuts = [slice(end - sum(sizes), end) for sizes, end in zip(bundles, ends, strict=True)]
+            parts = self.images.parts(self.subset[order], cuts)
+            for sizes, cut, (index, picked) in zip(bundles, cuts, parts, strict=True):
+                views = [self.images.augmented_of(picked, *one.of(cut)) for one in looks]
                 if not augment:
-                    views = [self.images.plain(rows)] * max(self.views, 1)
-                yield Chunk(first, sizes, rows, views)
-                first = False
+                    views = [self.images.plain_of(picked)] * max(self.views, 1)
+                yield Chunk(cut.start == 0, sizes, index, views)
+
+
+def _bundled(sizes: Sequence[int], capacity: int) -> Iterator[list[int]]:
+    """Batches put together up to ``capacity`` images."""
+    bundle: list[int] = []
+    for size in sizes:
+        if bundle and sum(bundle) + size > capacity:
+            yield bundle
+            bundle = []
+        bundle.append(size)
+    if bundle:
+        yield bundle
 
 
 @dataclass(frozen=True)
@@ -98,14 +104,14 @@ class Looks(NamedTuple):
         return (None if self.offset is None else self.offset[part], None if self.flip is None else self.flip[part])
 
 
-def draw_looks(look: Look, count: int, views: int, generator: torch.Generator, device: torch.device) -> list[Looks]:
-    """The augmentation of ``count`` images, view by view."""
-    drawn = []
+def draw_looks(images: DeviceImages, count: int, views: int, generator: torch.Generator) -> list[Looks]:
+    """The augmentation of ``count`` of the images, view by view."""
+    drawn, device = [], images.device
     for _ in range(views):
         offset = flip = None
-        if look.crop_padding:
-            offset = torch.randint(2 * look.crop_padding + 1, (count, 2), generator=generator).to(device)
-        if look.flip:
+        if images.look.crop_padding or images.look.crop:
+            offset = torch.randint(images.margin + 1, (count, 2), generator=generator).to(device)
+        if images.look.flip:
             flip = (torch.rand(count, generator=generator) < 0.5).to(device)
         drawn.append(Looks(offset, flip))
     return drawn

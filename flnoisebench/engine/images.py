@@ -1,7 +1,10 @@
-"""Images on the device as uint8, and the two looks at them: plain, and augmented by index arithmetic."""
+"""Images as uint8, on the device or read onto it, and two looks at them: plain, or augmented by index arithmetic."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -10,48 +13,79 @@ import torch.nn.functional as F  # noqa: N812
 
 from flnoisebench import api
 
+READERS = 8  # threads that read one part: a disk answers many requests for pages at once faster than one by one
+_PIECE = 16  # images a reader takes at a time: 3 MB at 256 x 256
+
 
 @dataclass(frozen=True)
 class Look:
-    """How pixels become inputs: normalisation (per channel, of pixels in [0, 1]) and training augmentation."""
+    """How pixels become inputs: normalisation (per channel, of pixels in [0, 1]) and training augmentation.
+
+    crop: side of the square that training cuts out at random and the plain view out of the middle; 0: the whole image.
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
     crop_padding: int = 0
     flip: bool = False
+    crop: int = 0
 
     @property
     def augments(self) -> bool:
-        return self.crop_padding > 0 or self.flip
+        return self.crop_padding > 0 or self.flip or self.crop > 0
 
 
 class DeviceImages(api.Images):
     """Some of the images in a pixel store: a client's own, the public set, the test set.
 
-    pixels: uint8 [N, C, H, W] on the device, shared by all handles.  rows: int64 [n] on the device, this handle's
-    images in the store.
+    pixels: uint8 [N, C, H, W], shared by all handles; on the device, or else in memory or in a map on disk, from where
+    each part is read onto the device when it is wanted.  rows: int64 [n] on the device, this handle's images in the
+    store.  resident: whether the pixels are where they are needed (default: when they are on the device).
     """
 
-    def __init__(self, pixels: torch.Tensor, rows: torch.Tensor, look: Look) -> None:
+    def __init__(self, pixels: torch.Tensor, rows: torch.Tensor, look: Look, resident: bool | None = None) -> None:
         self.pixels = pixels
         self.rows = rows
         self.look = look
         self.size = rows.numel()
-        self._scale, self._shift = _normalisation(look, pixels.device)
+        self.device = rows.device
+        self.resident = pixels.device == rows.device if resident is None else resident
+        channels, height, width = pixels.shape[1:]
+        if look.crop and (height != width or look.crop > height):
+            raise ValueError(
+                f"a crop of {look.crop} x {look.crop} needs square images of that side, not {height}x{width}"
+            )
+        # (C, H, W) of an input, and how far a training crop can move
+        self.shape = torch.Size((channels, look.crop or height, look.crop or width))
+        self.margin = 2 * look.crop_padding + (height - look.crop if look.crop else 0)
+        self._scale, self._shift = _normalisation(look, self.device)
+        self._on_cpu: torch.Tensor | None = None  # the rows, once they were asked for
 
     def __reduce__(self) -> str:
         raise TypeError("images stay where they are; send positions instead")
 
     def plain(self, index: torch.Tensor) -> torch.Tensor:
         """Normalised float32 [B, C, H, W] of the images at these positions of the handle."""
-        return self._normalised(self.pixels.index_select(0, self.rows.index_select(0, index)))
+        return self.plain_of(self._picked(index))
 
     def augmented(self, index: torch.Tensor, offset: torch.Tensor | None, flip: torch.Tensor | None) -> torch.Tensor:
-        """As ``plain``, each image shifted by its crop offset (int64 [B, 2], 0..2*padding; zeros outside, as
+        """As ``plain``, each image shifted by its crop offset (int64 [B, 2], 0..margin; zeros outside, as
         torchvision's RandomCrop pads before normalising) and mirrored where flip (bool [B]) says so."""
-        picked = self.pixels.index_select(0, self.rows.index_select(0, index))
-        count, channels, height, width = picked.shape
-        if offset is not None:
+        return self.augmented_of(self._picked(index), offset, flip)
+
+    def plain_of(self, picked: torch.Tensor) -> torch.Tensor:
+        """``plain`` of stored pixels, uint8 [B, C, H, W] on the device."""
+        if self.look.crop:
+            edge = (picked.shape[2] - self.look.crop) // 2
+            picked = picked[:, :, edge : edge + self.look.crop, edge : edge + self.look.crop]
+        return self._normalised(picked)
+
+    def augmented_of(
+        self, picked: torch.Tensor, offset: torch.Tensor | None, flip: torch.Tensor | None
+    ) -> torch.Tensor:
+        """``augmented`` of stored pixels, uint8 [B, C, H, W] on the device."""
+        count, (channels, height, width) = picked.shape[0], self.shape
+        if offset is not None and self.look.crop_padding:
             padding = self.look.crop_padding
             picked = F.pad(picked, (padding, padding, padding, padding))
         if offset is not None or flip is not None:
@@ -66,8 +100,90 @@ class DeviceImages(api.Images):
             picked = picked.reshape(count, channels, height, width)
         return self._normalised(picked)
 
+    def parts(self, order: torch.Tensor, cuts: Sequence[slice]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """(positions, stored pixels uint8 [B, C, H, W]) on the device of each cut of ``order``, int64 [n] on the CPU.
+
+        Pixels that are elsewhere are read one part ahead, by threads of their own, and on a GPU sent on a stream of its
+        own from pinned memory, so that reading and training overlap.  Two parts are held at a time.
+        """
+        index = order.to(self.device, non_blocking=True)
+        if self.resident:
+            for cut in cuts:
+                yield index[cut], self._picked(index[cut])
+            return
+        # the rows are looked up on the CPU: asking the device for them would wait for the steps in its queue
+        rows = self._rows_here().index_select(0, order)
+        coming = _pool().submit(self._read, rows[cuts[0]]) if cuts else None
+        for number, cut in enumerate(cuts):
+            assert coming is not None
+            arrived, coming = coming.result(), None
+            if number + 1 < len(cuts):
+                coming = _pool().submit(self._read, rows[cuts[number + 1]])
+            yield index[cut], self._arrived(arrived)
+
+    def _rows_here(self) -> torch.Tensor:
+        if self._on_cpu is None:
+            self._on_cpu = self.rows.cpu()
+        return self._on_cpu
+
+    def _picked(self, index: torch.Tensor) -> torch.Tensor:
+        if self.resident:
+            return self.pixels.index_select(0, self.rows.index_select(0, index))
+        return self._arrived(self._read(self._rows_here().index_select(0, index.cpu())))
+
+    def _read(self, rows: torch.Tensor) -> _Read:
+        """The pixels of these rows of the store on their way to the device."""
+        on_gpu = self.device.type == "cuda"
+        held = torch.empty((rows.numel(), *self.pixels.shape[1:]), dtype=torch.uint8, pin_memory=on_gpu)
+        pieces = [slice(start, start + _PIECE) for start in range(0, rows.numel(), _PIECE)]
+
+        def read(piece: slice) -> None:
+            torch.index_select(self.pixels, 0, rows[piece], out=held[piece])
+
+        list(_pool(pieces=True).map(read, pieces))
+        if not on_gpu:
+            return _Read(held, None)
+        stream = _copying(self.device)
+        with torch.cuda.stream(
+            stream
+        ):  # the pinned memory is used again only after the copy: torch's allocator sees to it
+            sent = held.to(self.device, non_blocking=True)
+            return _Read(sent, stream.record_event())
+
+    def _arrived(self, read: _Read) -> torch.Tensor:
+        if read.event is not None:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(read.event)
+            read.pixels.record_stream(current)  # made on another stream: not to be used again before this one is done
+        return read.pixels
+
     def _normalised(self, pixels: torch.Tensor) -> torch.Tensor:
         return pixels.float() * self._scale + self._shift
+
+
+@dataclass(frozen=True)
+class _Read:
+    pixels: torch.Tensor
+    event: torch.cuda.Event | None  # when the copy is over
+
+
+_POOLS: dict[bool, ThreadPoolExecutor] = {}
+_MAKING = threading.Lock()
+
+
+def _pool(pieces: bool = False) -> ThreadPoolExecutor:
+    """The threads that prepare parts, or those that read a part's pieces (a part waits for its pieces)."""
+    with _MAKING:
+        if pieces not in _POOLS:
+            one = lambda: torch.set_num_threads(1)  # noqa: E731
+            _POOLS[pieces] = ThreadPoolExecutor(READERS, "pieces" if pieces else "parts", initializer=one)
+        return _POOLS[pieces]
+
+
+@lru_cache
+def _copying(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all copies onto a device."""
+    return torch.cuda.Stream(device)
 
 
 @lru_cache

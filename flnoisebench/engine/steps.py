@@ -107,7 +107,7 @@ class Source:
 
     def __init__(self, feed: Feed, labels: torch.Tensor, *, rows: int, static: bool) -> None:
         """rows: images of the largest owner whose calls share this source."""
-        device, shape = feed.images.pixels.device, feed.images.pixels.shape[1:]
+        device, shape = feed.images.device, feed.images.shape
         self.capacity = max(*feed.sizes, min(rows, CHUNK_BYTES // (4 * max(feed.views, 1) * shape.numel())))
         self.static = static
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
@@ -396,7 +396,7 @@ class Pass:
         pool: Any,
         meter: Meter,
     ) -> None:
-        device, shape = images.pixels.device, images.pixels.shape[1:]
+        device, shape = images.device, images.shape
         self.function, self.frozen, self.size, self.precision = function, frozen, size, precision
         self.stream, self.pool, self.meter = stream, pool, meter
         layout = torch.channels_last
@@ -505,7 +505,7 @@ def make_session(
     meter: Meter,
 ) -> Session:
     """A session for calls like this one.  rows: images of the largest owner whose calls share it."""
-    feed, device = call.feed, call.feed.images.pixels.device
+    feed, device = call.feed, call.feed.images.device
 
     def held(named: Mapping[str, torch.Tensor], least: int) -> dict[str, torch.Tensor]:
         shapes = {name: (max(least, value.shape[0]), *value.shape[1:]) for name, value in named.items()}

@@ -60,7 +60,7 @@ def apply(
     precision: str,
 ) -> Tree:
     """The pass behind ``Side.apply``: rng is None for the plain view."""
-    device = images.pixels.device
+    device = images.device
     parts: list[Tree] = []
     if lane.engine.static:
         with lane.at_work():
@@ -80,13 +80,11 @@ def _in_order(
     images: DeviceImages, subset: torch.Tensor, rng: Callable[[int, str], torch.Generator] | None, size: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """(positions, view) of one batch after the other; one empty batch where there is no image."""
-    device, look = images.pixels.device, images.look
-    looks = draw_looks(look, subset.numel(), 1, rng(0, "augment"), device) if rng is not None and look.augments else []
-    subset = subset.to(device)
-    for start in range(0, max(subset.numel(), 1), size):
-        part = slice(start, start + size)
-        rows = subset[part]
-        yield rows, images.augmented(rows, *looks[0].of(part)) if looks else images.plain(rows)
+    augment = rng is not None and images.look.augments
+    looks = draw_looks(images, subset.numel(), 1, rng(0, "augment")) if augment and rng is not None else []
+    cuts = [slice(start, start + size) for start in range(0, max(subset.numel(), 1), size)]
+    for cut, (index, picked) in zip(cuts, images.parts(subset.cpu(), cuts), strict=True):
+        yield index, images.augmented_of(picked, *looks[0].of(cut)) if looks else images.plain_of(picked)
 
 
 def _joined(parts: Sequence[Tree]) -> Tree:

@@ -1,5 +1,14 @@
 """Scenarios: who holds what, whose labels are wrong, and the file that pins both."""
 
+from flnoisebench.scenario.class_maps import CLASS_MAPS
+from flnoisebench.scenario.corruption import (
+    Corruption,
+    Sources,
+    corrupt,
+    expected_rates,
+    mean_rate,
+    nominal_transition,
+)
 from flnoisebench.scenario.manifest import (
     Manifest,
     Scenario,
@@ -9,25 +18,27 @@ from flnoisebench.scenario.manifest import (
     check,
     diff,
     digest,
+    incomparable,
     load,
+    read_split,
+    realised_pairs,
     save,
     summary,
 )
 from flnoisebench.scenario.noise import (
-    CLASS_MAPS,
     NOISE_PRESETS,
-    Corruption,
+    PRESET_PARTITIONS,
     Noise,
-    corrupt,
-    expected_rates,
-    mean_rate,
     noise_from,
-    nominal_transition,
+    noise_from_file,
+    noise_name,
+    parts,
 )
-from flnoisebench.scenario.partition import Partition, split
+from flnoisebench.scenario.partition import PARTITION_READS, Partition, pinned, split
 
 __all__ = [
-    "CLASS_MAPS", "NOISE_PRESETS", "Corruption", "Manifest", "Noise", "Partition", "Scenario", "ScenarioSpec", "Truth",
-    "build", "check", "corrupt", "diff", "digest", "expected_rates", "load", "mean_rate", "noise_from",
-    "nominal_transition", "save", "split", "summary",
+    "CLASS_MAPS", "NOISE_PRESETS", "PARTITION_READS", "PRESET_PARTITIONS", "Corruption", "Manifest", "Noise",
+    "Partition", "Scenario", "ScenarioSpec", "Sources", "Truth", "build", "check", "corrupt", "diff", "digest",
+    "expected_rates", "incomparable", "load", "mean_rate", "noise_from", "noise_from_file", "noise_name",
+    "nominal_transition", "parts", "pinned", "read_split", "realised_pairs", "save", "split", "summary",
 ]  # fmt: skip

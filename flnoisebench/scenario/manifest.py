@@ -11,8 +11,9 @@ import hashlib
 import json
 import math
 import os
+import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
@@ -24,20 +25,22 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as safetensors_save
 
 from flnoisebench.api import Config, Field
-from flnoisebench.scenario.noise import (
-    NOISE_PRESETS,
-    Noise,
+from flnoisebench.scenario.corruption import (
+    Corruption,
+    Sources,
     class_counts,
     corrupt,
     expected_rates,
+    label_space,
     mean_rate,
     members,
     nominal_transition,
-    reads,
+    settled,
     target_law,
     whole,
 )
-from flnoisebench.scenario.partition import Partition, split
+from flnoisebench.scenario.noise import NOISE_PRESETS, Noise, parts, reads
+from flnoisebench.scenario.partition import Partition, parameters, pinned, read_csv, split
 from flnoisebench.streams import numpy_stream
 
 SCHEMA = 1
@@ -72,26 +75,31 @@ class ScenarioSpec(Config):
         """
         printed = [name for name in _SHORT if name in reads(self.noise)]
         shown = {name: getattr(self.noise, name) for name in printed}
-        cut = {name: getattr(self.partition, name) for name in _PARTITION_READS[self.partition.law]}
-        parts = [
+        cut = parameters(self.partition)
+        words = [
             "-".join([self.noise_name, *(f"{_SHORT[name]}{_number(value)}" for name, value in shown.items())]),
-            "-".join([self.partition.law, *(f"{name}{_number(value)}" for name, value in cut.items())]),
+            "-".join([self.partition.law, *(_CUT[name](value) for name, value in cut.items())]),
             f"m{self.clients}",
         ]
         if self.holdout:
-            parts.append(f"holdout{_number(self.holdout)}")
+            words.append(f"holdout{_number(self.holdout)}")
         known = NOISE_PRESETS.get(self.noise_name)
         implied = known and known[0].model_copy(update=shown)
         if self.noise != implied or self.partition != Partition(law=self.partition.law, **cut):
             rest = self.model_dump_json(exclude={"dataset", "draw"})
-            parts.append(hashlib.sha256(rest.encode()).hexdigest()[:6])
-        return "_".join(parts)
+            words.append(hashlib.sha256(rest.encode()).hexdigest()[:6])
+        return "_".join(words)
 
 
 _SHORT = {"rho": "rho", "tau": "tau", "lo": "lo", "hi": "hi", "beta_a": "a", "beta_b": "b"}
-_PARTITION_READS: dict[str, tuple[str, ...]] = {
-    "iid": (), "dirichlet": ("alpha",), "bernoulli-dirichlet": ("p", "alpha"),
-}  # fmt: skip
+_CUT: dict[str, Callable[[Any], str]] = {
+    "p": lambda value: f"p{_number(value)}",
+    "alpha": lambda value: f"alpha{_number(value)}",
+    "shards": lambda value: f"s{value}",
+    "per_client": lambda value: f"k{value}",
+    "file": lambda value: re.sub(r"[^a-z0-9]+", "-", Path(value).stem.lower()).strip("-")[:20] or "file",
+    "file_sha256": lambda value: value[:8] or "unpinned",
+}
 
 
 def _number(value: float) -> str:
@@ -131,52 +139,103 @@ class Scenario:
 class Truth:
     """What only evaluation may see.
 
-    true: int64 [n], or None when the data set has given labels only.  noisy: bool [M]; nominal: float64 [M]: which
-    clients had noise added, and the probability with which their samples were touched.
+    true: int64 [n], or None when the data set has given labels only; -1 where an image of another data set stands,
+    which no class is right for.  noisy: bool [M]; nominal: float64 [M]: which clients had noise added, and the
+    probability with which their samples were touched.
+
+    None where the law has no such thing, or where the settings decide it: expected: float64 [M], the share of really
+    wrong labels by the law; transition: float64 [C, C], the nominal one; foreign: int64 [n], which image of the other
+    data set stands in the sample's place, -1: its own; part: int64 [M], the client's law in a mixture.
     """
 
     true: Ints | None
     noisy: Bools
     nominal: Floats
+    expected: Floats | None = None
+    transition: Floats | None = None
+    foreign: Ints | None = None
+    part: Ints | None = None
 
 
 Manifest = tuple[Scenario, Truth]
 
 
 def build(
-    spec: ScenarioSpec, labels: Ints, classes: int, data_digest: str, *, labels_are_true: bool = True
+    spec: ScenarioSpec,
+    labels: Ints,
+    classes: int,
+    data_digest: str,
+    *,
+    labels_are_true: bool = True,
+    true_labels: Ints | None = None,
+    sources: Sources | None = None,
 ) -> Manifest:
     """Draw the scenario.
 
     labels: int64 [n] in [0, classes), the data set's.  data_digest: identifies images and labels.  labels_are_true:
     False for a data set whose labels may be wrong (Clothing1M): they are partitioned and given as they are, and the
-    truth is unknown.  Raises ValueError where the partition or the noise cannot be drawn, or where noise would be
-    added to labels that may be wrong already.
+    truth is unknown, unless the data set brings it: true_labels, int64 [n].  sources: what some laws read besides.
+    Raises ValueError where the partition or the noise cannot be drawn, or where noise would be added to labels that
+    may be wrong already.
     """
     if not labels_are_true and spec.noise.clients != "none":
         raise ValueError(
             f"noise {spec.noise_name!r} on {spec.dataset}, whose labels may be wrong already, would have an unknown "
             "rate: use the preset 'clean', which adds none"
         )
+    sources = sources or Sources()
     stream = ("scenario", spec.dataset, spec.draw)
-    owner = split(spec.partition, labels, classes, spec.clients, stream)
     labels = np.array(labels, dtype=np.int64)  # a copy: nobody's later change reaches the truth
-    drawn = corrupt(spec.noise, labels, owner, classes, spec.clients, stream)
+    true = labels if labels_are_true else true_labels
+    if true is not None and true is not labels:
+        true = np.array(true, dtype=np.int64)
+        if true.shape != labels.shape or not 0 <= true.min() <= true.max() < classes:
+            raise ValueError(f"true labels must be int64 [{len(labels)}] in 0..{classes - 1}")
+    owner = split(
+        spec.partition, labels if true is None else true, classes, spec.clients, stream, owners=sources.owners
+    )
+    if true is None or labels_are_true:
+        drawn = corrupt(spec.noise, labels, owner, classes, spec.clients, stream, sources)
+    else:
+        drawn = _as_found(labels, true, owner, classes, spec.clients)
     held_out = np.zeros(len(labels), dtype=bool)
     for m, mine in enumerate(members(owner, spec.clients)):
         order = numpy_stream(*stream, "held-out", m).permutation(mine)
         held_out[order[: whole(spec.holdout, len(mine))]] = True
     told = {"noise_rate": mean_rate(drawn.nominal, owner), "noisy_clients": float(drawn.noisy.sum())}
+    digests = {"data": data_digest, "partition": digest(owner), "labels": digest(drawn.given)}
+    if drawn.foreign is not None:
+        digests["foreign"] = hashlib.sha256(f"{sources.foreign_digest} {digest(drawn.foreign)}".encode()).hexdigest()
+        assert true is not None
+        true = np.where(drawn.foreign < 0, true, -1)
     scenario = Scenario(
         spec=spec,
         classes=classes,
         owner=_sealed(owner),
         given=_sealed(drawn.given),
         held_out=_sealed(held_out),
-        told=told if labels_are_true else {},
-        digests={"data": data_digest, "partition": digest(owner), "labels": digest(drawn.given)},
+        told=told if true is not None else {},
+        digests=digests,
     )
-    return scenario, Truth(_sealed(labels) if labels_are_true else None, _sealed(drawn.noisy), _sealed(drawn.nominal))
+    decided = settled(spec.noise) and labels_are_true
+    truth = Truth(
+        None if true is None else _sealed(true),
+        _sealed(drawn.noisy),
+        _sealed(drawn.nominal),
+        None if true is None or decided else _sealed(drawn.expected),
+        None if true is None or decided else _sealed(drawn.transition),
+        None if drawn.foreign is None else _sealed(drawn.foreign),
+        None if drawn.part is None else _sealed(drawn.part),
+    )
+    return scenario, truth
+
+
+def _as_found(given: Ints, true: Ints, owner: Ints, classes: int, clients: int) -> Corruption:
+    """Labels that came with their truth: nobody drew their noise, so what is nominal is what is."""
+    rates = _shares(owner, given != true, clients)
+    pairs = class_counts(given, true, classes, classes)
+    transition = pairs / np.maximum(pairs.sum(axis=1, keepdims=True), 1)
+    return Corruption(given.copy(), rates > 0, rates, rates.copy(), transition, None, None)
 
 
 def digest(values: npt.NDArray[Any]) -> str:
@@ -198,11 +257,11 @@ def summary(scenario: Scenario, truth: Truth) -> dict[str, Any]:
     clients: a row each, with size, held_out, counts [C] (by true label where known, else by given label), classes
     (held), noisy, nominal, expected and realised rate.  nominal_rate, expected_rate, realised_rate: over all samples;
     nominal counts touched samples, expected and realised really wrong labels.  transition: nominal and realised
-    [C, C], given label (column) by true label (row).  Without truth everything about noise is None.
+    [C, C], given label (column) by true label (row).  Without truth everything about noise is None.  Images of other
+    data sets count by their given label, and in the transitions not at all.
     """
     owner, m = scenario.owner, scenario.spec.clients
-    labels = scenario.given if truth.true is None else truth.true
-    counts = class_counts(labels, owner, scenario.classes, m)
+    counts = class_counts(own_labels(scenario, truth), owner, scenario.classes, m)
     sizes = counts.sum(axis=1)
     rows: list[dict[str, Any]] = [
         {
@@ -231,38 +290,70 @@ def summary(scenario: Scenario, truth: Truth) -> dict[str, Any]:
     }
     if truth.true is None:
         return facts
-    noise = scenario.spec.noise
-    expected = expected_rates(noise, truth.true, owner, truth.nominal, scenario.classes)
-    realised = _realised(scenario, truth.true)
+    expected, transition = _law_facts(scenario, truth)
+    realised = _shares(owner, scenario.given != truth.true, m)
     for i, row in enumerate(rows):
         row["noisy"], row["nominal"] = bool(truth.noisy[i]), float(truth.nominal[i])
         row["expected"], row["realised"] = float(expected[i]), float(realised[i])
+        if truth.part is not None:
+            row["law"] = int(truth.part[i])
     facts["noisy_clients"] = int(truth.noisy.sum())
     facts["nominal_rate"] = mean_rate(truth.nominal, owner)
     facts["expected_rate"] = mean_rate(expected, owner)
     facts["realised_rate"] = float((scenario.given != truth.true).mean())
-    pairs = class_counts(scenario.given, truth.true, scenario.classes, scenario.classes)
+    pairs = realised_pairs(scenario, truth.true)
     facts["transition"] = {
-        "nominal": nominal_transition(noise, truth.true, owner, truth.nominal, scenario.classes).tolist(),
+        "nominal": transition.tolist(),
         "realised": (pairs / np.maximum(pairs.sum(axis=1, keepdims=True), 1)).tolist(),
     }
     return facts
 
 
-def _realised(scenario: Scenario, true: Ints) -> Floats:
-    """float64 [M]: the share of each client's given labels that are wrong."""
-    wrong = np.bincount(scenario.owner, weights=scenario.given != true, minlength=scenario.spec.clients)
-    return wrong / np.maximum(np.bincount(scenario.owner, minlength=scenario.spec.clients), 1)
+def own_labels(scenario: Scenario, truth: Truth) -> Ints:
+    """int64 [n]: the labels that the partition and the noise were drawn from: the true ones, where another data set's
+    image stands those that its predecessor had, and without a truth the given ones."""
+    return scenario.given if truth.true is None else np.where(truth.true < 0, scenario.given, truth.true)
 
 
-def check(scenario: Scenario, truth: Truth, labels: Ints) -> list[str]:
+def realised_pairs(scenario: Scenario, true: Ints, client: int | None = None) -> Ints:
+    """int64 [C, C]: samples by true label (row) and given label (column), of one client or of all."""
+    chosen = true >= 0 if client is None else (true >= 0) & (scenario.owner == client)
+    return class_counts(scenario.given[chosen], true[chosen], scenario.classes, scenario.classes)
+
+
+def _law_facts(scenario: Scenario, truth: Truth) -> tuple[Floats, Floats]:
+    """What the law gives on average: the share of wrong labels of each client [M], and the transitions [C, C]."""
+    if truth.expected is not None and truth.transition is not None:
+        return truth.expected, truth.transition
+    facts = scenario.spec.noise, own_labels(scenario, truth), scenario.owner, truth.nominal, scenario.classes
+    return expected_rates(*facts), nominal_transition(*facts)
+
+
+def _shares(owner: Ints, wrong: Bools, clients: int) -> Floats:
+    """float64 [M]: the share of each client's samples that are wrong."""
+    return np.bincount(owner, weights=wrong, minlength=clients) / np.maximum(np.bincount(owner, minlength=clients), 1)
+
+
+def check(
+    scenario: Scenario,
+    truth: Truth,
+    labels: Ints,
+    *,
+    labels_are_true: bool | None = None,
+    true_labels: Ints | None = None,
+    sources: Sources | None = None,
+) -> list[str]:
     """What is wrong with a scenario, in words; empty when nothing is.
 
-    labels: int64 [n], the data set's own.  The partition must be disjoint and complete, the labels those that the
+    labels: int64 [n], the data set's own; labels_are_true (without a word: where the manifest knows the truth),
+    true_labels and sources as for ``build``.  The partition must be disjoint and complete, the labels those that the
     settings draw on this machine, and the realised rates agree with the law: within 1/n where an exact count of a
     client's n samples surely changes, else within z sqrt(r (1 - r) / n) + 1/n (a count is whole), z such that a sound
-    draw is blamed once in a thousand (4.1 for 20 clients).
+    draw is blamed once in a thousand (4.1 for 20 clients).  Each entry of the realised transition matrix must be
+    within Bernstein's bound, which holds however few samples a class has, of the nominal one, with the same chance.
     """
+    labels_are_true = truth.true is not None if labels_are_true is None else labels_are_true
+    own_truth = labels if labels_are_true else true_labels
     spec, n, problems = scenario.spec, len(labels), []
     for name, values in (("owner", scenario.owner), ("given", scenario.given), ("held_out", scenario.held_out)):
         if len(values) != n:
@@ -278,8 +369,14 @@ def check(scenario: Scenario, truth: Truth, labels: Ints) -> list[str]:
         outside = np.flatnonzero((values < 0) | (values >= end))
         if len(outside):
             problems.append(f"{name} {values[outside[0]]} of sample {outside[0]} is not in 0..{end - 1}")
-    if truth.true is not None and not np.array_equal(truth.true, labels):
-        problems.append(_difference("true labels differ from the data set's", truth.true, np.asarray(labels)))
+    if (truth.true is None) != (own_truth is None):
+        problems.append(f"the truth is known in the {'data set' if truth.true is None else 'manifest'} only")
+    elif truth.true is not None:
+        wanted = np.asarray(own_truth)
+        if truth.foreign is not None:
+            wanted = np.where(truth.foreign < 0, wanted, -1)
+        if not np.array_equal(truth.true, wanted):
+            problems.append(_difference("true labels differ from the data set's", truth.true, wanted))
     if problems:
         return problems
 
@@ -288,7 +385,13 @@ def check(scenario: Scenario, truth: Truth, labels: Ints) -> list[str]:
             problems.append(f"the {name} digest belongs to other {name}")
     try:
         again, truth_again = build(
-            spec, labels, scenario.classes, scenario.digests["data"], labels_are_true=truth.true is not None
+            spec,
+            labels,
+            scenario.classes,
+            scenario.digests["data"],
+            labels_are_true=labels_are_true,
+            true_labels=true_labels,
+            sources=sources,
         )
     except ValueError as error:
         return [*problems, f"the settings draw no scenario here: {error}"]
@@ -301,32 +404,76 @@ def check(scenario: Scenario, truth: Truth, labels: Ints) -> list[str]:
     ):
         if not np.array_equal(found, wanted):
             problems.append(_difference(what, found, wanted))
+    for name in ("expected", "transition", "foreign", "part"):
+        old, new = getattr(truth, name), getattr(truth_again, name)
+        if (old is None) != (new is None) or (old is not None and not _alike(old, new)):
+            problems.append(f"{_FACTS[name]} differ from those that the settings draw")
+    if scenario.digests.get("foreign") != again.digests.get("foreign"):
+        problems.append("the foreign images are others than those that the settings draw")
     if dict(scenario.told) != dict(again.told):
         problems.append(f"told {dict(scenario.told)} differs from {dict(again.told)}, which the settings give")
     return problems if truth.true is None else problems + _check_rates(scenario, truth, truth.true)
 
 
+_FACTS = {
+    "expected": "the law's rates",
+    "transition": "the law's transitions",
+    "foreign": "foreign images",
+    "part": "clients' laws in the mixture",
+}
+
+
+def _alike(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> bool:
+    """Equal; sums of floats may come out in the last digits otherwise on another machine."""
+    if a.shape != b.shape:
+        return False
+    return np.allclose(a, b, rtol=0, atol=1e-9) if a.dtype.kind == "f" else np.array_equal(a, b)
+
+
 def _check_rates(scenario: Scenario, truth: Truth, true: Ints) -> list[str]:
-    noise, clients = scenario.spec.noise, scenario.spec.clients
-    realised = _realised(scenario, true)
-    expected = expected_rates(noise, true, scenario.owner, truth.nominal, scenario.classes)
+    clients, classes = scenario.spec.clients, scenario.classes
+    before = own_labels(scenario, truth)
+    counts = class_counts(before, scenario.owner, classes, clients)
+    realised = _shares(scenario.owner, scenario.given != true, clients)
+    expected, transition = _law_facts(scenario, truth)
     z = NormalDist().inv_cdf(1 - FALSE_ALARM / (2 * clients))
     problems = []
-    for m, mine in enumerate(members(scenario.owner, clients)):
+    for m, n in enumerate(counts.sum(axis=1)):
         if not truth.nominal[m]:
             if realised[m]:
                 problems.append(f"client {m} is clean, and {realised[m]:.2%} of its labels are wrong")
             continue
-        own = np.unique(true[mine]) if noise.label_space == "client" else np.arange(scenario.classes)
-        sure = noise.count == "exact" and not np.diag(target_law(noise, own, scenario.classes))[true[mine]].any()
+        law = scenario.spec.noise if truth.part is None else scenario.spec.noise.mixture[truth.part[m]]
         r = min(expected[m], 1.0)
-        allowed = 1 / len(mine) + (0 if sure else z * math.sqrt(r * (1 - r) / len(mine)))
+        allowed = 1 / n + (0 if _sure(law, counts[m]) else z * math.sqrt(r * (1 - r) / n))
         if abs(realised[m] - r) > allowed + 1e-9:
             problems.append(
-                f"client {m}: {realised[m]:.2%} of {len(mine)} labels are wrong, and the law gives {r:.2%} "
-                f"+- {allowed:.2%}"
+                f"client {m}: {realised[m]:.2%} of {n} labels are wrong, and the law gives {r:.2%} +- {allowed:.2%}"
             )
+    if "open-set" in {law.target for law in parts(scenario.spec.noise)}:
+        return problems  # which images are the data set's own is drawn too, so rows have no fixed size
+    pairs, sizes = realised_pairs(scenario, true), counts.sum(axis=0)[:, None]
+    surprise = math.log(2 * classes**2 / FALSE_ALARM)
+    spread = sizes * transition * (1 - transition)
+    allowance = surprise / 3 + np.sqrt(surprise**2 / 9 + 2 * surprise * spread)
+    allowance[(transition <= 0) | (transition >= 1)] = 0
+    far = np.abs(pairs - sizes * transition) > allowance + 1e-6 * np.maximum(sizes, 1)
+    for y, j in np.argwhere(far)[:5]:
+        problems.append(
+            f"class {y} was labelled {j} {pairs[y, j]} times of {sizes[y, 0]}, and the law gives "
+            f"{sizes[y, 0] * transition[y, j]:.1f} +- {allowance[y, j]:.1f}"
+        )
     return problems
+
+
+def _sure(law: Noise, counts: Ints) -> bool:
+    """Whether an exact count of the client's samples surely gets a wrong label."""
+    if law.count == "bernoulli" or law.target in ("human", "instance", "twin", "matrix"):
+        return False
+    if law.target == "open-set":
+        return True
+    never = np.diag(target_law(law, label_space(law, counts), len(counts)))
+    return not never[counts > 0].any()
 
 
 def _difference(what: str, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> str:
@@ -370,6 +517,40 @@ def diff(a: Manifest, b: Manifest) -> list[str]:
     elif first.spec.clients == second.spec.clients and not np.array_equal(truth_a.nominal, truth_b.nominal):
         found.append(f"{int((truth_a.nominal != truth_b.nominal).sum())} clients have another nominal rate")
     return found
+
+
+def incomparable(a: Manifest, b: Manifest) -> list[str]:
+    """Why a number reached on one scenario cannot be set against one reached on the other; empty when it can."""
+    first, second = a[0], b[0]
+    if first.spec.dataset != second.spec.dataset or first.digests["data"] != second.digests["data"]:
+        return ["the images are others, so the accuracies are of two different tests"]
+    reasons = []
+    one_law = first.spec.model_copy(update={"draw": 0}) == second.spec.model_copy(update={"draw": 0})
+    if one_law and first.spec.draw != second.spec.draw:
+        reasons.append(
+            "they are two draws of one law: differences between draws are chance, so compare methods on the same draw, "
+            "or means over the same draws"
+        )
+    elif first.digests["partition"] != second.digests["partition"]:
+        reasons.append("the clients hold other samples, so training differs whatever the method and the noise")
+    if first.digests["labels"] != second.digests["labels"] and not one_law:
+        said = [s.spec.noise.tau if "tau" in reads(s.spec.noise) else None for s in (first, second)]
+        rates = [float((s.given != t.true).mean()) for s, t in (a, b) if t.true is not None]
+        if said[0] is not None and said[0] == said[1] and len(rates) == 2 and abs(rates[0] - rates[1]) > 0.005:
+            reasons.append(
+                f"both say tau={said[0]}, and {rates[0]:.1%} and {rates[1]:.1%} of the labels are really wrong: noise "
+                "of the same level differs in whether the true class counts, in who is noisy and in the rate's law"
+            )
+        else:
+            reasons.append("the labels that are trained on are others")
+    if first.digests.get("foreign") != second.digests.get("foreign"):
+        reasons.append("other images of another data set stand among those that are trained on")
+    if first.spec.holdout != second.spec.holdout:
+        trained = [int((~s.held_out).sum()) for s in (first, second)]
+        reasons.append(f"one trains on {trained[0]} samples and the other on {trained[1]}")
+    if not reasons and first.digests != second.digests:
+        reasons.append("the samples are others")
+    return reasons
 
 
 def _flat(config: Config, prefix: str = "") -> list[tuple[str, Any]]:
@@ -462,14 +643,33 @@ def load(path: Path | str) -> Manifest:
         true=_sealed(arrays["true"]) if "true" in arrays else None,
         noisy=_sealed(arrays["noisy"]),
         nominal=_sealed(arrays["nominal"]),
+        **{name: _sealed(arrays[name]) for name in _FACTS if name in arrays},
     )
     types = {name: (values.dtype, values.ndim) for name, values in _arrays(scenario, truth).items()}
-    if types != {name: (np.dtype(_DTYPES[name]), 1) for name in types}:
+    if types != {name: (np.dtype(_DTYPES[name]), 2 if name == "transition" else 1) for name in types}:
         raise _altered(path, "type of the arrays")
     for name, values in (("partition", scenario.owner), ("labels", scenario.given)):
         if scenario.digests[name] != digest(values):
             raise ValueError(f"{path}: the {name} digest belongs to other {name}")
     return scenario, truth
+
+
+def read_split(spec: Partition, samples: int, data_digest: str) -> Ints:
+    """int64 [n]: the owners that the file of a partition 'manifest' states, a manifest's or a CSV's.
+
+    Raises FileNotFoundError, or ValueError, naming the file, where it is not the pinned one, is damaged, or divides
+    other data.
+    """
+    pinned(spec)
+    path = Path(spec.file)
+    with path.open("rb") as opened:
+        text = b"\0" not in opened.read(1024)  # a manifest begins with its header's length in eight bytes
+    if text:
+        return read_csv(path, samples)
+    scenario, _ = load(path)
+    if scenario.digests["data"] != data_digest:
+        raise ValueError(f"{path} divides other data (their SHA-256 differs): {scenario.spec.dataset}")
+    return scenario.owner
 
 
 _DTYPES = {
@@ -479,11 +679,15 @@ _DTYPES = {
     "true": "int64",
     "noisy": "bool",
     "nominal": "float64",
+    "expected": "float64",
+    "transition": "float64",
+    "foreign": "int64",
+    "part": "int64",
 }
 
 
 def _arrays(scenario: Scenario, truth: Truth) -> dict[str, npt.NDArray[Any]]:
-    known = {} if truth.true is None else {"true": truth.true}
+    known = {name: getattr(truth, name) for name in ("true", *_FACTS) if getattr(truth, name) is not None}
     return {
         "owner": scenario.owner,
         "given": scenario.given,

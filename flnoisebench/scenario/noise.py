@@ -1,8 +1,7 @@
 """Which labels are wrong: who is noisy, how much, which samples, and to what.
 
-The four are independent choices, each with its own random streams, so that changing one leaves the draws of the
-others alone: raising rho adds noisy clients to those that were noisy already, raising tau adds wrong labels to
-those that were wrong already, and what another client holds shifts nothing.
+The four are independent choices, flat fields of one small specification, and presets name the laws that papers use.
+``corruption`` draws them.
 
 rho = noisy-client ratio, tau = sample-noise ratio; C classes, M clients, n samples.
 """
@@ -10,38 +9,23 @@ rho = noisy-client ratio, tau = sample-noise ratio; C classes, M clients, n samp
 from __future__ import annotations
 
 import difflib
+import json
 import math
-from collections.abc import Iterable
-from typing import Any, Literal, NamedTuple
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pydantic
 
 from flnoisebench.api import Config, Field
-from flnoisebench.streams import Name, numpy_stream
+from flnoisebench.scenario.class_maps import CLASS_MAPS
+from flnoisebench.scenario.partition import Partition
 
-# The official coarse label of each fine label of CIFAR-100 (Krizhevsky 2009), fine labels in alphabetical order.
-# Blocks of five fine ids are no superclasses: only 6 of 100 such pairs share one.
-CIFAR100_COARSE = (
-    4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11, 6, 11, 5, 10, 7, 6, 13, 15, 3, 15, 0, 11, 1,
-    10, 12, 14, 16, 9, 11, 5, 5, 19, 8, 8, 15, 13, 14, 17, 18, 10, 16, 4, 17, 4, 2, 0, 17, 4, 18, 17, 10, 3, 2, 12,
-    12, 16, 12, 1, 9, 19, 2, 10, 0, 1, 16, 12, 9, 13, 15, 13, 16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0,
-    17, 8, 14, 13,
-)  # fmt: skip
-
-
-def _next_in_group(groups: tuple[int, ...]) -> tuple[int, ...]:
-    """For each class the next class of its group, the last one going back to the first."""
-    members = {g: [c for c, other in enumerate(groups) if other == g] for g in groups}
-    return tuple(members[g][(members[g].index(c) + 1) % len(members[g])] for c, g in enumerate(groups))
-
-
-CLASS_MAPS: dict[str, tuple[int, ...]] = {  # entry c: what class c is mistaken for; c itself: it stays right
-    # truck -> automobile, bird -> airplane, deer -> horse, cat <-> dog (Patrini et al., CVPR 2017)
-    "cifar10-semantic": (0, 1, 0, 5, 7, 3, 6, 7, 8, 1),
-    "cifar100-superclass-next": _next_in_group(CIFAR100_COARSE),
-}
+Floats = npt.NDArray[np.float64]
 
 
 class Noise(Config):
@@ -56,10 +40,11 @@ class Noise(Config):
     )
     ids: tuple[int, ...] = Field((), why="the noisy clients when clients='ids'")
     # how much: the probability that a sample of a noisy client is touched
-    rate: Literal["constant", "uniform", "bilevel", "above", "beta", "ramp"] = Field(
+    rate: Literal["constant", "uniform", "bilevel", "above", "beta", "beta-sorted", "ramp"] = Field(
         "bilevel",
         why="FedCova's. constant: tau; uniform: U[lo, hi]; bilevel: U[0, 2 tau] up to tau = .5, U[2 tau - 1, 1] from "
-        "there; above: FedCorr's U[tau, 1]; beta: Beta(beta_a, beta_b); ramp: lo + (hi - lo) m / M for client m",
+        "there; above: FedCorr's U[tau, 1]; beta: Beta(beta_a, beta_b); beta-sorted: the same, rising with the client; "
+        "ramp: lo + (hi - lo) m / M for client m",
     )
     tau: float = Field(
         0.7, ge=0, le=1, allow_inf_nan=False, unit="share of samples", why="FedCova; constant, bilevel, above"
@@ -68,25 +53,74 @@ class Noise(Config):
     hi: float = Field(0.7, ge=0, le=1, allow_inf_nan=False, unit="share of samples", why="FedNoRo; uniform, ramp")
     beta_a: float = Field(0.1, ge=1e-3, le=1e6, why="FedNed: most clients nearly clean or nearly all wrong; beta")
     beta_b: float = Field(0.1, ge=1e-3, le=1e6, why="FedNed; beta")
+    mass: Literal["drawn", "stratified"] | float = Field(
+        "drawn",
+        unit="share of all labels",
+        why="wrong labels over all clients. drawn: as it falls; stratified: int(rho M) noisy clients, and rates are "
+        "drawn anew until it is within a point of its expectation; a number: until within a point of that",
+    )
     # which
-    count: Literal["bernoulli", "exact"] = Field(
-        "bernoulli", why="FedCorr's: each sample with that probability; exact: int(rate n) of a client's n samples"
+    count: Literal["bernoulli", "exact", "first"] = Field(
+        "bernoulli",
+        why="FedCorr's: each sample with that probability; exact: int(rate n) of a client's n samples; first: the "
+        "first int(rate n) of them in the order of their classes",
     )
     # to what
-    target: Literal["symmetric", "pair", "map"] = Field("symmetric", why="FedCova's main tables")
+    target: Literal["symmetric", "pair", "map", "matrix", "instance", "human", "twin", "open-set", "mixed"] = Field(
+        "symmetric",
+        why="FedCova's main tables. matrix: a transition matrix; instance: by the image (Xia et al. 2020); human: what "
+        "people wrote; twin: drawn from the transition matrix of what people wrote; open-set: the label stays, the "
+        "image is another data set's; mixed: a law a client",
+    )
     include_true: bool = Field(
         True, why="FedCorr's: the random label may be the true one, so .5 is .45 real noise at C = 10; symmetric only"
     )
     pair_step: int = Field(1, why="Co-teaching's y + 1; FNBench has y - 1 (set -1); pair only")
     class_map: str = Field("", why="a name in CLASS_MAPS; map only")
-    label_space: Literal["global", "client"] = Field(
-        "global", why="all C classes; client: the classes that the client holds, as in FedNed and FedNoisy's local"
+    label_space: Literal["global", "client", "first-ten"] = Field(
+        "global",
+        why="all C classes; client: the classes that the client holds, as in FedNed and FedNoisy's local; first-ten: "
+        "0 to 9 whatever C is, as in FedCorr's code",
+    )
+    matrix: tuple[tuple[float, ...], ...] = Field(
+        (), why="row: true class, column: given label, rows of sum 1; a CSV or npy file on the command line; matrix"
+    )
+    flip_spread: float = Field(
+        0.1, ge=0, le=1, unit="share of samples", why="Xia et al. 2020: spread of a sample's own flip rate; instance"
+    )
+    labelled_by: str = Field("", why="a set of human labels of the data set, such as worse_label; human, twin")
+    foreign: str = Field("", why="the data set whose training images intrude; open-set")
+    mixture: tuple[Noise, ...] = Field(
+        (), why="laws with clients='all', dealt evenly to the clients at random; preset names with commas; mixed"
     )
 
     @pydantic.field_validator("ids", mode="before")
     @classmethod
     def _ids_from_text(cls, value: Any) -> Any:  # "0,3,5", as a command line gives it
         return [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+    @pydantic.field_validator("matrix", mode="before")
+    @classmethod
+    def _matrix_from_file(cls, value: Any) -> Any:  # the numbers are kept, not the name: a file may change
+        return read_matrix(value).tolist() if isinstance(value, str) and value else value or ()
+
+    @pydantic.field_validator("mixture", mode="before")
+    @classmethod
+    def _mixture_from_text(cls, value: Any) -> Any:
+        """``fedcova-sym,coteaching-pair``, ``[{"preset": ..., "tau": ...}, ...]`` as JSON or in TOML, or laws."""
+        if isinstance(value, str):
+            value = json.loads(value) if value.lstrip().startswith("[") else value.split(",")
+        laws = []
+        for part in value:
+            if isinstance(part, str):
+                part = {"preset": part.strip()}
+            if isinstance(part, Mapping) and "preset" in part:
+                changes = {name: v for name, v in part.items() if name != "preset"}
+                part = noise_from(part["preset"], **changes)
+                if part.clients != "none":
+                    part = part.model_copy(update={"clients": "all"})
+            laws.append(part)
+        return laws
 
     @pydantic.model_validator(mode="after")
     def _fits_together(self) -> Noise:
@@ -100,11 +134,73 @@ class Noise(Config):
             raise ValueError(f"target='map' needs class_map, one of {', '.join(CLASS_MAPS)}")
         if self.target == "map" and self.label_space == "client":
             raise ValueError("a class map may lead outside a client's own classes: take label_space='global'")
+        if self.label_space != "global" and self.target in ("matrix", "human", "twin", "open-set", "mixed"):
+            raise ValueError(f"target={self.target!r} knows no label space: take label_space='global'")
+        if self.label_space == "first-ten" and (self.target, self.include_true) != ("symmetric", True):
+            raise ValueError("label_space='first-ten' is of symmetric noise that includes the true class")
         if (self.clients == "ids") != bool(self.ids):
             raise ValueError(f"clients={self.clients!r} with ids={self.ids}: clients='ids' and ids go together")
         if any(i < 0 for i in self.ids) or len(set(self.ids)) != len(self.ids):
             raise ValueError(f"ids are different client numbers from 0, not {self.ids}")
+        if not isinstance(self.mass, str) and not 0 < self.mass < 1:
+            raise ValueError(f"mass is drawn, stratified or a share between 0 and 1, not {self.mass}")
+        if self.target == "instance" and self.count != "bernoulli":
+            raise ValueError("instance-dependent noise gives each sample its own rate: take count='bernoulli'")
+        checked_matrix(self.matrix)
+        if (self.target == "mixed") != bool(self.mixture):
+            raise ValueError("target='mixed' and mixture go together: mixture=fedcova-sym,coteaching-pair")
+        for part in self.mixture:
+            if part.clients not in ("all", "none") or part.target == "mixed" or part.mass != "drawn":
+                raise ValueError("a mixture holds plain laws with clients='all': the whole says who is noisy")
+            if part.rate == "beta-sorted":
+                raise ValueError(
+                    "a mixture's laws draw each client by itself: take rate='beta' in place of beta-sorted"
+                )
+        if len({part.foreign for part in self.mixture if part.target == "open-set"}) > 1:
+            raise ValueError("a mixture may take foreign images from one data set only")
         return self
+
+    @pydantic.model_serializer(mode="wrap")
+    def _as_before(self, dump: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # What was added later stays out at its default: scenarios of old keep their names and files.
+        later = ("mass", "matrix", "flip_spread", "labelled_by", "foreign", "mixture")
+        fields = type(self).model_fields
+        return {k: v for k, v in dump(self).items() if k not in later or v not in (fields[k].default, [])}
+
+
+def checked_matrix(rows: Iterable[Iterable[float]]) -> Floats:
+    """float64 [C, C].  Raises ValueError, with the row, for one that is not square, holds something else than
+    probabilities, or has a row of another sum than 1 (by more than 1e-6)."""
+    matrix = [list(row) for row in rows]
+    for i, row in enumerate(matrix):
+        if len(row) != len(matrix):
+            raise ValueError(
+                f"a transition matrix is square: row {i} has {len(row)} numbers, and there are {len(matrix)} rows"
+            )
+        if not all(0 <= value <= 1 for value in row):  # NaN too
+            raise ValueError(f"a transition matrix holds probabilities: row {i} is {row}")
+        if abs(math.fsum(row) - 1) > 1e-6:
+            raise ValueError(f"the rows of a transition matrix sum to 1: row {i} sums to {math.fsum(row):.6g}")
+    return np.array(matrix, dtype=np.float64).reshape(len(matrix), len(matrix))
+
+
+def read_matrix(name: str) -> Floats:
+    """float64 [C, C], from a CSV file without a heading or an npy file; row: true class, column: given label.
+
+    Raises ValueError, naming the file, where it cannot be read, and as ``checked_matrix`` does.
+    """
+    path = Path(name)
+    try:
+        if path.suffix == ".npy":
+            with path.open("rb") as file:
+                loaded = np.lib.format.read_array(file, allow_pickle=False)
+        else:
+            loaded = np.loadtxt(path, delimiter=",", ndmin=2)
+        if loaded.ndim != 2:
+            raise ValueError(f"its shape is {list(loaded.shape)}, not [C, C]")
+        return checked_matrix(loaded.astype(np.float64).tolist())
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"matrix {path.absolute()}: {error}") from None
 
 
 _READS: dict[tuple[str, str], tuple[str, ...]] = {  # the fields that a choice reads
@@ -116,10 +212,17 @@ _READS: dict[tuple[str, str], tuple[str, ...]] = {  # the fields that a choice r
     ("rate", "bilevel"): ("tau",),
     ("rate", "above"): ("tau",),
     ("rate", "beta"): ("beta_a", "beta_b"),
+    ("rate", "beta-sorted"): ("beta_a", "beta_b"),
     ("rate", "ramp"): ("lo", "hi"),
     ("target", "symmetric"): ("include_true", "label_space"),
     ("target", "pair"): ("pair_step", "label_space"),
     ("target", "map"): ("class_map", "label_space"),
+    ("target", "matrix"): ("matrix",),
+    ("target", "instance"): ("flip_spread", "label_space"),
+    ("target", "human"): ("labelled_by",),
+    ("target", "twin"): ("labelled_by",),
+    ("target", "open-set"): ("foreign",),
+    ("target", "mixed"): ("mixture",),
 }
 
 
@@ -127,10 +230,36 @@ def reads(noise: Noise) -> frozenset[str]:
     """The names of the fields that this law depends on (a clean one: ``clients`` alone)."""
     if noise.clients == "none":
         return frozenset({"clients"})
-    names = {"clients", "rate", "count", "target"}
-    for choice in ("clients", "rate", "target"):
+    names = {"clients", "mass", "target"}
+    if noise.target != "mixed":  # else the mixture's laws say it
+        names |= {"rate", "count"}
+    for choice in names & {"clients", "rate", "target"}:
         names.update(_READS.get((choice, getattr(noise, choice)), ()))
     return frozenset(names)
+
+
+def parts(noise: Noise) -> tuple[Noise, ...]:
+    """The laws that a client may have: the mixture's, or this one."""
+    return noise.mixture or (noise,)
+
+
+def _human_presets() -> dict[str, tuple[Noise, str]]:
+    """Wei et al., ICLR 2022: the labels themselves and, as a control that has their rate and pattern by class but not
+    by image, labels drawn from their transition matrix."""
+    found = {}
+    for name, key, about in (
+        ("cifar10n-aggre", "aggre_label", "the majority of three, 9.0 % wrong"),
+        ("cifar10n-random1", "random_label1", "the first of three, 17.2 % wrong"),
+        ("cifar10n-random2", "random_label2", "the second of three, 18.1 % wrong"),
+        ("cifar10n-random3", "random_label3", "the third of three, 17.6 % wrong"),
+        ("cifar10n-worse", "worse_label", "a wrong one where any of three is wrong, 40.2 % wrong"),
+        ("cifar100n", "noisy_label", "one of CIFAR-100's fine classes, 40.2 % wrong"),
+    ):
+        law = Noise(clients="all", rate="constant", tau=1, target="human", labelled_by=key)
+        found[name] = (law, f"human labels (Wei et al., ICLR 2022): {about}")
+        twin = law.model_copy(update={"target": "twin"})
+        found[f"{name}-twin"] = (twin, f"drawn from the transition matrix of the human labels {key}")
+    return found
 
 
 NOISE_PRESETS: dict[str, tuple[Noise, str]] = {  # name: (law, where it comes from)
@@ -155,7 +284,7 @@ NOISE_PRESETS: dict[str, tuple[Noise, str]] = {  # name: (law, where it comes fr
     "fedcorr": (
         Noise(clients="bernoulli", rate="above", rho=0.6, tau=0.5),
         "FedCorr (Xu et al., CVPR 2022): client ~ Bernoulli(rho), rate ~ U[tau, 1], uniform over all C classes "
-        "(its code over classes 0 to 9 whatever C is)",
+        "(its code over classes 0 to 9 whatever C is: fedcorr-legacy)",
     ),
     "fednoro-random": (
         Noise(rho=0.4, rate="uniform", lo=0.5, hi=0.7),
@@ -191,6 +320,82 @@ NOISE_PRESETS: dict[str, tuple[Noise, str]] = {  # name: (law, where it comes fr
         Noise(clients="all", rate="constant", tau=0.45, target="pair"),
         "Co-teaching (Han et al., NeurIPS 2018), pair flip y -> y + 1 at .45",
     ),
+    "given": (Noise(clients="none"), "the data set's own labels, as they are: Clothing1M, or a list of your own"),
+    "fedcova-sym-stratified": (
+        Noise(mass="stratified"),
+        "fedcova-sym in draws of equal difficulty: wrong labels over all clients within a point of their expectation",
+    ),
+    "fedcova-paper-27.5": (
+        Noise(rho=0.4, mass=0.2751),
+        "a look-alike of FedCova's draw at (.4, .7): 27.51 % of all labels wrong, within a point",
+    ),
+    "fedcova-paper-34.4": (
+        Noise(mass=0.3442),
+        "a look-alike of FedCova's draw at (.6, .7): 34.42 % of all labels wrong, within a point",
+    ),
+    "fedcova-paper-40.3": (
+        Noise(mass=0.4033),
+        "a look-alike of FedCova's draw at (.6, .7) with the partition p = .8, alpha = 2, which it brings: 40.33 %",
+    ),
+    "fedcorr-legacy": (
+        Noise(clients="bernoulli", rate="above", rho=0.6, tau=0.5, label_space="first-ten"),
+        "FedCorr's code as it is: wrong labels among classes 0 to 9 whatever C is, which differs for CIFAR-100",
+    ),
+    "fednoisy-asym": (
+        Noise(clients="all", rate="constant", tau=0.4, count="exact", target="pair"),
+        "FedNoisy (Liang et al. 2023), globalized, asymmetric: y -> y + 1; exact on each client",
+    ),
+    "fednoisy-asym-legacy": (
+        Noise(clients="all", rate="constant", tau=0.4, count="exact", target="map", class_map="cifar100-block5-legacy"),
+        "FedNoisy's code on CIFAR-100: next within five neighbouring class numbers; 6 of 100 pairs share a superclass",
+    ),
+    "fednoisy-local-asym": (
+        Noise(clients="all", rate="uniform", lo=0.3, hi=0.5, count="exact", target="pair", label_space="client"),
+        "FedNoisy (Liang et al. 2023), localized, asymmetric: the next of the client's own classes",
+    ),
+    "fnbench-pair": (
+        Noise(clients="all", rate="ramp", lo=0.0, hi=0.4, count="exact", target="pair", pair_step=-1),
+        "FNBench and FedRN, pair flip y -> y - 1 at .4 m / M on client m",
+    ),
+    "fedned-beta-legacy": (
+        Noise(clients="all", rate="beta-sorted", count="first", include_true=False, label_space="client"),
+        "FedNed's code as it is: rates rise with the client, and a client's first samples by class are the wrong ones",
+    ),
+    "mnist-asym": (
+        Noise(clients="all", rate="constant", tau=0.4, target="map", class_map="mnist-semantic"),
+        "Patrini et al., CVPR 2017: 7 -> 1, 2 -> 7, 5 <-> 6, 3 -> 8 at .4",
+    ),
+    "cifar100-asym": (
+        Noise(clients="all", rate="constant", tau=0.4, target="map", class_map="cifar100-superclass-next"),
+        "the next class of CIFAR-100's superclass (Patrini et al., CVPR 2017) at .4",
+    ),
+    "cifar100-superclass": (
+        Noise(clients="all", rate="constant", tau=0.4, target="map", class_map="cifar100-superclass-uniform"),
+        "any other class of CIFAR-100's superclass at .4",
+    ),
+    "instance": (
+        Noise(clients="all", rate="constant", tau=0.4, target="instance"),
+        "Xia et al., NeurIPS 2020, algorithm 2: each image's own flip rate, and its label by a random projection",
+    ),
+    "open-set": (
+        Noise(clients="all", rate="constant", tau=0.4, target="open-set"),
+        "Wang et al., CVPR 2018: images of another data set (say --noise-set foreign=NAME) under a known label",
+    ),
+    "mixed": (
+        Noise(
+            target="mixed",
+            mixture=(
+                Noise(clients="all"),
+                Noise(clients="all", target="pair"),
+            ),
+        ),
+        "fedcova-sym and fedcova-asym in one federation, each on half of the clients",
+    ),
+    **_human_presets(),
+}
+
+PRESET_PARTITIONS: dict[str, Partition] = {  # what a preset brings where no partition is said
+    "fedcova-paper-40.3": Partition(p=0.8, alpha=2.0),
 }
 
 
@@ -202,102 +407,57 @@ def noise_from(preset: str, **changes: Any) -> Noise:
     """
     if preset not in NOISE_PRESETS:
         raise ValueError(f"unknown noise {preset!r}{near(preset, NOISE_PRESETS)}")
-    for name in changes:
-        if name not in Noise.model_fields:
-            raise ValueError(f"noise has no field {name!r}{near(name, Noise.model_fields)}")
-    noise = Noise.model_validate({**NOISE_PRESETS[preset][0].model_dump(), **changes})
-    for name in changes:
-        if name not in reads(noise):
+    return _changed(NOISE_PRESETS[preset][0], preset, changes)
+
+
+def noise_from_file(path: Path, changes: Mapping[str, Any]) -> Noise:
+    """The law of a TOML file: fields of ``Noise``, on top of ``preset`` where it names one; then ``changes``.
+
+        preset = "fedcova-sym"
+        rho = 0.4
+        target = "mixed"
+        [[mixture]]
+        preset = "fedcorr"
+        [[mixture]]
+        preset = "coteaching-pair"
+        tau = 0.3
+
+    Raises ValueError, naming the file, where it cannot be read, and as ``noise_from`` does.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"noise {path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:  # not UTF-8, or not TOML
+        raise ValueError(f"noise {path} is not TOML: {error}") from None
+    preset = content.pop("preset", None)
+    base = Noise() if preset is None else noise_from(preset)
+    return _changed(base, str(path), {**content, **changes})
+
+
+def _changed(base: Noise, name: str, changes: Mapping[str, Any]) -> Noise:
+    for field in changes:
+        if field not in Noise.model_fields:
+            raise ValueError(f"noise has no field {field!r}{near(field, Noise.model_fields)}")
+    noise = Noise.model_validate({**base.model_dump(), **changes})
+    for field in changes:
+        if field not in reads(noise):
             raise ValueError(
-                f"{name}={changes[name]!r} would change nothing in {preset!r} (clients={noise.clients!r}, "
+                f"{field}={changes[field]!r} would change nothing in {name!r} (clients={noise.clients!r}, "
                 f"rate={noise.rate!r}, target={noise.target!r}): it reads {', '.join(sorted(reads(noise)))}"
             )
     return noise
+
+
+def noise_name(path: Path) -> str:
+    """The name of a law in a file: the file's, in the letters that a folder's name may have."""
+    return re.sub(r"[^a-z0-9.-]+", "-", path.stem.lower()).strip("-.") or "noise"
 
 
 def near(name: str, known: Iterable[str]) -> str:
     """The end of an error message: what may have been meant, or all there is."""
     close = difflib.get_close_matches(name, known, n=3)
     return f"; did you mean {' or '.join(close)}?" if close else f"; there are {', '.join(known)}"
-
-
-# ------------------------------------------------------------------------------------------------ the draw
-
-
-class Corruption(NamedTuple):
-    """Drawn noise.
-
-    given: int64 [n], the labels that clients see.  noisy: bool [M].  nominal: float64 [M], the probability (or
-    share) with which a client's samples are touched; 0 on clean clients.  transition: float64 [C, C], the nominal
-    law of the given label (column) by true label (row) over all samples; zero rows for classes without samples.
-    """
-
-    given: npt.NDArray[np.int64]
-    noisy: npt.NDArray[np.bool_]
-    nominal: npt.NDArray[np.float64]
-    transition: npt.NDArray[np.float64]
-
-
-def corrupt(
-    noise: Noise,
-    true_labels: npt.NDArray[np.int64],
-    owner: npt.NDArray[np.int64],
-    classes: int,
-    clients: int,
-    stream_names: tuple[Name, ...],
-) -> Corruption:
-    """Draw who is noisy, how much, which samples are touched, and what they become.
-
-    true_labels: int64 [n] in [0, classes).  owner: int64 [n] in [0, clients).  stream_names: the names of the draw;
-    the streams are (*names, "who"), (*names, "rate", m), (*names, "which", m) and (*names, "what", m).
-    New labels are computed from the true ones only, so none is flipped twice.  Raises ValueError for ids that are
-    no clients, for a class map of another number of classes, and where a noisy client has no wrong label to give.
-    """
-    noisy = _who(noise, clients, stream_names)
-    nominal = np.where(noisy, _rates(noise, clients, stream_names), 0.0)
-    given = true_labels.copy()
-    space = np.arange(classes)
-    for m, mine in enumerate(members(owner, clients)):
-        if not noisy[m]:
-            continue
-        clean = true_labels[mine]
-        # Both are drawn for all samples, touched or not, so that touched samples keep their new label at another rate.
-        chance = numpy_stream(*stream_names, "which", m).random(len(mine))
-        if noise.count == "bernoulli":
-            touched = chance < nominal[m]
-        else:
-            touched = np.argsort(np.argsort(chance, kind="stable")) < whole(nominal[m], len(mine))
-        own = space if noise.label_space == "global" else np.unique(clean)
-        new = _new_labels(noise, clean, own, classes, numpy_stream(*stream_names, "what", m), f"client {m}")
-        given[mine] = np.where(touched, new, clean)
-    return Corruption(given, noisy, nominal, nominal_transition(noise, true_labels, owner, nominal, classes))
-
-
-def whole(share: float, n: int) -> int:
-    """int(share n) as it is meant: 0.29 * 100 is 28.999999999999996 in binary, and that is 29."""
-    return math.floor(share * n + 1e-9)
-
-
-def members(owner: npt.NDArray[np.int64], clients: int) -> list[npt.NDArray[np.int64]]:
-    """Each client's positions, ascending."""
-    return np.split(np.argsort(owner, kind="stable"), np.cumsum(np.bincount(owner, minlength=clients))[:-1])
-
-
-def _who(noise: Noise, clients: int, names: tuple[Name, ...]) -> npt.NDArray[np.bool_]:
-    """bool [M].  Clients that are noisy at some rho are noisy at every higher one."""
-    if noise.clients in ("none", "all"):
-        return np.full(clients, noise.clients == "all")
-    noisy = np.zeros(clients, dtype=bool)
-    if noise.clients == "ids":
-        if max(noise.ids) >= clients:
-            raise ValueError(f"ids={noise.ids}: there is no client {max(noise.ids)}, they are 0..{clients - 1}")
-        noisy[list(noise.ids)] = True
-        return noisy
-    rng = numpy_stream(*names, "who")
-    if noise.clients == "bernoulli":
-        return rng.random(clients) < noise.rho
-    noisy[rng.permutation(clients)[: whole(noise.rho, clients)]] = True
-    return noisy
 
 
 def interval(noise: Noise) -> tuple[float, float]:
@@ -310,127 +470,3 @@ def interval(noise: Noise) -> tuple[float, float]:
     if noise.rate == "bilevel":
         return (0.0, 2 * tau) if tau <= 0.5 else (2 * tau - 1, 1.0)
     return {"constant": (tau, tau), "above": (tau, 1.0)}.get(noise.rate, (noise.lo, noise.hi))
-
-
-def _rates(noise: Noise, clients: int, names: tuple[Name, ...]) -> npt.NDArray[np.float64]:
-    """float64 [M]: every client's rate, were it noisy."""
-    low, high = interval(noise)
-    if noise.rate == "ramp":
-        return low + (high - low) * np.arange(clients) / clients
-    streams = [numpy_stream(*names, "rate", m) for m in range(clients)]
-    if noise.rate == "beta":
-        return np.array([rng.beta(noise.beta_a, noise.beta_b) for rng in streams])
-    return np.array([low + (high - low) * rng.random() for rng in streams])
-
-
-def _new_labels(
-    noise: Noise,
-    clean: npt.NDArray[np.int64],
-    own: npt.NDArray[np.int64],
-    classes: int,
-    rng: np.random.Generator,
-    where: str,
-) -> npt.NDArray[np.int64]:
-    """What each sample would become if it were touched.
-
-    In the sorted label space ``own`` symmetric noise is a random cyclic shift (from 1 where the true class is
-    excluded) and pair noise a shift by one.
-    """
-    if noise.target == "map":
-        return np.asarray(_class_map(noise, classes))[clean]
-    _require_two(noise, own, where)
-    if noise.target == "pair":
-        shift: Any = noise.pair_step
-    else:
-        shift = rng.integers(0 if noise.include_true else 1, len(own), size=len(clean))
-    return own[(np.searchsorted(own, clean) + shift) % len(own)]
-
-
-def _class_map(noise: Noise, classes: int) -> tuple[int, ...]:
-    targets = CLASS_MAPS[noise.class_map]
-    if len(targets) != classes:
-        raise ValueError(f"class_map {noise.class_map!r} is for {len(targets)} classes, and the data set has {classes}")
-    return targets
-
-
-def _require_two(noise: Noise, own: npt.NDArray[np.int64], where: str) -> None:
-    if len(own) < 2 and not (noise.target == "symmetric" and noise.include_true):
-        raise ValueError(
-            f"{where} has one class ({', '.join(map(str, own))}), so label_space={noise.label_space!r} has no wrong "
-            "label for it: take label_space='global', another draw, or a partition with a higher p or alpha"
-        )
-
-
-# ------------------------------------------------------------------------------------------- nominal facts
-
-
-def target_law(noise: Noise, own: npt.NDArray[np.int64], classes: int) -> npt.NDArray[np.float64]:
-    """float64 [C, C]: the law of a touched sample's label (column) by its true class (row) in the label space
-    ``own``, ascending.  Classes outside it stay as they are."""
-    law = np.eye(classes)
-    if noise.target == "map":
-        return law[list(_class_map(noise, classes))]
-    _require_two(noise, own, "a client")
-    if noise.target == "pair":
-        law[own] = np.eye(classes)[np.roll(own, -noise.pair_step)]
-    elif noise.include_true:
-        law[np.ix_(own, own)] = 1 / len(own)
-    else:
-        law[np.ix_(own, own)] = (1 - np.eye(len(own))) / (len(own) - 1)
-    return law
-
-
-def class_counts(
-    labels: npt.NDArray[np.int64], owner: npt.NDArray[np.int64], classes: int, clients: int
-) -> npt.NDArray[np.int64]:
-    """int64 [M, C]: samples by client and class."""
-    return np.bincount(owner * classes + labels, minlength=clients * classes).reshape(clients, classes)
-
-
-def nominal_transition(
-    noise: Noise,
-    true_labels: npt.NDArray[np.int64],
-    owner: npt.NDArray[np.int64],
-    nominal: npt.NDArray[np.float64],
-    classes: int,
-) -> npt.NDArray[np.float64]:
-    """float64 [C, C]: the law of the given label (column) by true label (row) over all samples, for clients of these
-    rates; zero rows for classes without samples."""
-    counts = class_counts(true_labels, owner, classes, len(nominal))
-    touched = counts * nominal[:, None]
-    moved = np.zeros((classes, classes))
-    for own, rows in _by_label_space(noise, counts, nominal):
-        moved += touched[rows].sum(axis=0)[:, None] * target_law(noise, own, classes)
-    total = counts.sum(axis=0)
-    return (np.diag(total - touched.sum(axis=0)) + moved) / np.maximum(total, 1)[:, None]
-
-
-def expected_rates(
-    noise: Noise,
-    true_labels: npt.NDArray[np.int64],
-    owner: npt.NDArray[np.int64],
-    nominal: npt.NDArray[np.float64],
-    classes: int,
-) -> npt.NDArray[np.float64]:
-    """float64 [M]: the expected share of really wrong labels of each client: the nominal rate less what falls on the
-    true class (1/C of it where it is included) or on classes that a map leaves alone."""
-    counts = class_counts(true_labels, owner, classes, len(nominal))
-    wrong = np.zeros(len(nominal))
-    for own, rows in _by_label_space(noise, counts, nominal):
-        wrong[rows] = nominal[rows] * (counts[rows] @ (1 - np.diag(target_law(noise, own, classes))))
-    return wrong / np.maximum(counts.sum(axis=1), 1)
-
-
-def _by_label_space(
-    noise: Noise, counts: npt.NDArray[np.int64], nominal: npt.NDArray[np.float64]
-) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """(label space, noisy clients that have it): one entry, or one a client."""
-    rows = np.flatnonzero(nominal)
-    if noise.label_space == "client":
-        return [(np.flatnonzero(counts[m]), np.array([m])) for m in rows]
-    return [(np.arange(counts.shape[1]), rows)] if len(rows) else []
-
-
-def mean_rate(nominal: npt.NDArray[np.float64], owner: npt.NDArray[np.int64]) -> float:
-    """The mean nominal rate over clients, weighted by their sizes."""
-    return float(nominal[owner].mean())

@@ -50,7 +50,7 @@ def apply(oracle: Oracle, scenario: Scenario, truth: Truth) -> Cleaned:
         kept = np.flatnonzero(np.isin(scenario.owner, stay) & (right | scenario.held_out))
     else:
         stay = clients[:1]
-        kept = np.arange(len(scenario.owner))
+        kept = np.flatnonzero(scenario.held_out | (truth.true >= 0))  # another data set's images have no true label
         given = np.where(training, truth.true, given)
     if not len(stay):
         missing = "client is clean" if oracle == "clean-clients" else "label is right"

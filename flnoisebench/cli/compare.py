@@ -1,0 +1,179 @@
+"""``flnoisebench compare RUN...``: runs side by side in the terminal, and why two of them cannot be compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from flnoisebench import records
+from flnoisebench.api import Config
+from flnoisebench.cli import console
+from flnoisebench.cli.console import curve, percent
+from flnoisebench.cli.run import result_rows
+from flnoisebench.cli.show import only_run
+from flnoisebench.records import LastRounds, RoundRecord, RunResult
+from flnoisebench.settings import Settings
+
+
+class Compared(NamedTuple):
+    """A run as far as it has come.  result: None while it is unfinished."""
+
+    folder: Path
+    settings: Settings
+    rounds: list[RoundRecord]
+    result: RunResult | None
+
+    @property
+    def name(self) -> str:
+        parts = [self.settings.subject]
+        parts += [f"{name}={value}" for name, value in self.settings.changed.items()]
+        return ", ".join(parts)
+
+
+@console.guarded
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Two runs' folders or more.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print results and differences as one JSON object.", show_default="no")
+    ] = False,
+) -> None:
+    """Show runs side by side, and say why two of them cannot be compared."""
+    if len(runs) < 2:
+        raise ValueError("compare needs two runs or more")
+    found = [load(only_run(folder)) for folder in runs]
+    reasons = [
+        f"{_letter(i)} and {_letter(j)}: {why}"
+        for j in range(1, len(found))
+        for i in range(j)
+        for why in obstacles(found[i], found[j])
+    ]
+    if as_json:
+        content = {
+            "comparable": not reasons,
+            "obstacles": reasons,
+            "runs": [
+                {
+                    "run": str(one.folder),
+                    "method": one.name,
+                    "result": one.result and one.result.model_dump(mode="json"),
+                    "accuracy": [record.accuracy for record in one.rounds],
+                    "label_noise": [record.label_noise for record in one.rounds],
+                }
+                for one in found
+            ],
+        }
+        print(json.dumps(content))
+        return
+    headings = ["", *(f"{_letter(i)}: {one.name}" for i, one in enumerate(found))]
+    lines = [(name, *texts) for name, texts in facts(found).items()]
+    if console.out.is_terminal:
+        table = Table(title=headline(found), title_justify="left")
+        for heading in headings:
+            table.add_column(escape(heading), overflow="fold")
+        for texts in lines:
+            table.add_row(*map(escape, texts))
+        console.out.print(table)
+        _print_curves(found)
+    else:
+        print("\t".join(["run", *headings[1:]]))
+        for texts in lines:
+            print("\t".join(texts))
+        for name in ("accuracy", "label_noise"):
+            for i, one in enumerate(found):
+                values = " ".join(percent(getattr(record, name)) for record in one.rounds)
+                print(f"{name.replace('_', ' ')} by round, {_letter(i)}\t{values}")
+    for reason in reasons:
+        style = "yellow" if console.out.is_terminal else None
+        console.out.print(f"not comparable: {reason}", style=style, markup=False, soft_wrap=True)
+
+
+def load(folder: Path) -> Compared:
+    settings, rounds = records.load_settings(folder), records.load_records(folder)
+    result = records.load_result(folder) if (folder / "result.json").exists() else None
+    return Compared(folder, settings, rounds, result)
+
+
+def headline(found: list[Compared]) -> str:
+    scene = found[0].settings.scenario
+    return f"{scene.dataset}, {scene.slug}, draw {scene.draw}"
+
+
+def facts(found: list[Compared]) -> dict[str, list[str]]:
+    """Name -> a text a run; a name that some run has nothing for is "-" there."""
+    columns: list[dict[str, str]] = []
+    for one in found:
+        column = {"run": str(one.folder)}
+        if one.result is None:
+            column["status"] = f"unfinished: {len(one.rounds)} of {one.settings.protocol.rounds} rounds"
+        else:
+            column |= dict(result_rows(one.result))
+        last = LastRounds.of(one.rounds)
+        column["balanced accuracy"] = percent(last.balanced_accuracy)
+        column["macro F1"] = percent(last.macro_f1)
+        column["calibration error"] = percent(last.calibration_error)
+        column |= {name.replace("_", " "): percent(value) for name, value in last.judged.items()}
+        columns.append(column)
+    names = dict.fromkeys(name for column in columns for name in column)
+    return {name: [column.get(name, "-") for column in columns] for name in names}
+
+
+def obstacles(a: Compared, b: Compared) -> list[str]:
+    """Why the numbers of two runs do not answer which method is better; empty when they do.
+
+    Method, its settings and the run's seed may differ; what they are tried on and under may not.
+    """
+    one, other = a.settings, b.settings
+    found = _differing("scenario", one.scenario, other.scenario)
+    if not found and a.result and b.result and a.result.digests != b.result.digests:
+        names = [name for name in a.result.digests if a.result.digests[name] != b.result.digests.get(name)]
+        found.append(f"the same scenario by name, but other {' and '.join(names)} (digests differ)")
+    found += _differing("protocol", one.protocol, other.protocol)
+    for name, text in (("track", "track"), ("evaluate_on", "evaluation set"), ("oracle", "oracle")):
+        mine, theirs = getattr(one, name), getattr(other, name)
+        if mine != theirs:
+            found.append(f"another {text}: {mine or 'none'} and {theirs or 'none'}")
+    for run in (a, b):
+        if run.result is None:
+            found.append(f"{run.folder} is unfinished")
+        elif run.result.status == "failed":
+            found.append(f"{run.folder} failed")
+    return found
+
+
+def _differing(what: str, a: Config, b: Config) -> list[str]:
+    """``another scenario: draw 0 and 1``: the fields that differ, those of inner tables as ``noise.rho``."""
+    mine, theirs = _flat(a.model_dump(mode="json")), _flat(b.model_dump(mode="json"))
+    fields = [f"{name} {mine.get(name)} and {theirs.get(name)}" for name in mine if mine[name] != theirs.get(name)]
+    return [f"another {what}: {', '.join(fields)}"] if fields else []
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return found
+
+
+def _letter(i: int) -> str:
+    return chr(ord("A") + i) if i < 26 else f"run {i + 1}"
+
+
+def _print_curves(found: list[Compared]) -> None:
+    """The curves below each other on one scale, so that the eye compares heights."""
+    width = max(20, console.out.width - 40)
+    for name in ("accuracy", "label_noise"):
+        curves = [[getattr(record, name) for record in one.rounds] for one in found]
+        known = [value for values in curves for value in values if value is not None]
+        if not known:
+            continue
+        bounds = min(known), max(known)
+        for i, values in enumerate(curves):
+            ends = [value for value in values if value is not None]
+            tail = f"{percent(ends[0])} -> {percent(ends[-1])} %" if ends else "-"
+            console.out.print(f"{name.replace('_', ' ')} {_letter(i)}  {curve(values, width, bounds)}  {tail}",
+                              markup=False, soft_wrap=True)  # fmt: skip

@@ -1,0 +1,312 @@
+"""``flnoisebench leaderboard``: build tables from runs, verify them, run rows again, print them, compare methods."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from flnoisebench import registry, runtime
+from flnoisebench.cli import console
+from flnoisebench.cli import options as opt
+from flnoisebench.cli.console import duration, percent
+from flnoisebench.cli.listing import line
+from flnoisebench.executors import ClientError
+from flnoisebench.leaderboard import REFERENCE, Entry, Row, agreement, board, comparison, entries, rows_of, tables
+from flnoisebench.settings import Settings
+
+app = typer.Typer(no_args_is_help=True, help="Tables that follow from runs, and can be checked and run again.")
+
+Place = Annotated[Path, typer.Argument(metavar="[LEADERBOARDS]", help="The leaderboard's folder.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.", show_default="no")]
+DatasetFilter = Annotated[
+    str | None, typer.Option("--dataset", "-d", help="This data set's table.", show_default="all")
+]
+NoiseFilter = Annotated[str | None, typer.Option("--noise", help="This noise preset.", show_default="all")]
+TrackFilter = Annotated[str | None, typer.Option("--track", help="This track.", show_default="all")]
+
+
+@app.command()
+@console.guarded
+def build(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Runs' folders, or folders of runs.")],
+    out: Annotated[Path, typer.Option(help="The leaderboard's folder.")] = Path("leaderboards"),
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Take a run that is there already anew.", show_default="no")
+    ] = False,
+) -> None:
+    """Take runs into a leaderboard, and derive its tables anew."""
+    built = board.build(runs, out, replace=replace)
+    for folder, why in built.left_out.items():
+        console.err.print(f"left out: {folder}: {why}", style="yellow", markup=False, soft_wrap=True)
+    for path in built.tables:
+        line("table", str(path))
+    line("rows", str(built.rows))
+    line("runs", f"{len(built.added)} added, {len(built.replaced)} replaced, {len(built.known)} known")
+
+
+@app.command()
+@console.guarded
+def verify(
+    leaderboards: Place = Path("leaderboards"),
+    runs: Annotated[
+        list[Path] | None,
+        typer.Option("--runs", help="Hold entries against these runs too. Repeatable.", show_default="none"),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Hold tables and entries against each other; exit code 1 when something is wrong."""
+    problems = board.verify(leaderboards, runs or ())
+    errors = [one for one in problems if one.level == "error"]
+    if as_json:
+        found = [{**one._asdict(), "file": str(one.file)} for one in problems]
+        print(json.dumps({"ok": not errors, "problems": found}))
+    else:
+        for one in problems:
+            line(one.level, str(one))
+        doubts = len(problems) - len(errors)
+        line("verdict", f"{len(errors)} errors, {doubts} doubts" if problems else "every row follows from its entries")
+    if errors:
+        raise typer.Exit(console.FAILED)
+
+
+# --------------------------------------------------------------------------------------------------- rerun
+
+Runner = Callable[[Settings], Path]  # settings -> the folder of their finished run
+
+
+def serially(data_root: Path, out: Path, device: str) -> Runner:
+    """One run after the other, in this process."""
+
+    def run(settings: Settings) -> Path:
+        try:
+            prepared = runtime.prepare(settings, data_root=data_root, out=out, device=device)
+            prepared.execute()
+        except runtime.AlreadyDone as done:
+            return done.folder
+        return prepared.folder
+
+    return run
+
+
+@app.command()
+@console.guarded
+def rerun(
+    target: Annotated[
+        str, typer.Argument(metavar="ROW|RESULT", help="leaderboards/<dataset>.csv:LINE, an entry's .json, or a run.")
+    ],
+    out: Annotated[Path, typer.Option(help="Where the repeated runs' folders go.")] = Path("runs-again"),
+    draw: Annotated[
+        list[int] | None, typer.Option("--draw", help="Of the row, repeat this draw. Repeatable.", show_default="all")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda:1, all (GPUs), or cuda:0,cuda:1")] = "auto",
+    data_root: opt.DataRoot = None,
+    as_json: Json = False,
+) -> None:
+    """Run a row again, and say whether it agrees with what it states; exit code 1 when not."""
+    stated, row = stated_by(target)
+    stated = [entry for entry in stated if draw is None or entry.settings.scenario.draw in draw]
+    if not stated:
+        raise ValueError(f"{target} has no complete run" + (f" of draw {draw}" if draw else ""))
+    run = serially(data_root or opt.default_data_root(), out, device)
+    again = []
+    for i, entry in enumerate(stated, 1):
+        where = f"draw {entry.settings.scenario.draw}, seed {entry.settings.seed}"
+        if console.out.is_terminal and not as_json:
+            console.out.print(f"run {i} of {len(stated)}: {entry.settings.subject}, {where}", markup=False)
+        try:
+            again.append(Entry.of(run(entry.settings)))
+        except (ClientError, runtime.MethodError) as error:
+            console.fail(f"{where}: the run of {target} completed, and fails here: {error}", console.FAILED)
+    verdict = agreement.agreement(stated, again, row)
+    if as_json:
+        print(json.dumps({**asdict(verdict), "within": verdict.within, "agrees": verdict.agrees}))
+    else:
+        _print_agreement(verdict)
+    if not verdict.agrees:
+        raise typer.Exit(console.FAILED)
+
+
+def stated_by(target: str) -> tuple[list[Entry], Row | None]:
+    """The complete entries that a target names, and the row that they belong to where it is known.
+
+    Raises ValueError where the target is none of the three.
+    """
+    text, colon, number = target.rpartition(":")
+    if colon and text.endswith(".csv"):
+        path = Path(text)
+        rows, found = board.read(path.parent, path.stem)
+        if not number.isdecimal() or not 2 <= int(number) <= len(rows) + 1:
+            raise ValueError(f"{target}: {path} has rows in lines 2 to {len(rows) + 1}")
+        row = rows[int(number) - 2]
+        return [entry for entry in board.members(row, found) if entry.status == "complete"], row
+    path = Path(target)
+    if path.suffix == ".json" and path.name != "result.json" and path.is_file():
+        entry = entries.load(path)
+        root = next((parent.parent for parent in path.parents if parent.name == entries.RESULTS), None)
+        near = entries.load_all(root) if root else [entry]
+        row = next(row for row in rows_of(near) if entry in board.members(row, near))
+        return [entry] if entry.status == "complete" else [], row
+    folder = path.parent if path.name == "result.json" else path
+    if (folder / "result.json").is_file():
+        entry = Entry.of(folder)
+        return [entry] if entry.status == "complete" else [], None
+    raise ValueError(f"{target} is neither TABLE.csv:LINE, nor an entry's .json, nor a finished run's folder")
+
+
+def _print_agreement(verdict: agreement.Agreement) -> None:
+    for one in verdict.repeats:
+        bits = f"bits {one.bits}"
+        if one.bits == "differ":
+            bits += f", as they may: {one.but}" if one.but else ", on the same hardware by the same code"
+        line(f"draw {one.draw}, seed {one.seed}", f"{percent(one.stated)} stated, {percent(one.again)} again, {bits}")
+    line("accuracy", f"{percent(verdict.stated)} % stated, {percent(verdict.again)} % again")
+    line("stated spread", f"{percent(verdict.spread)} ({verdict.kind})")
+    where = "within" if verdict.within else "outside"
+    line("verdict", ("agrees" if verdict.agrees else "does not agree") + f": {where} the stated spread")
+
+
+# ------------------------------------------------------------------------------------------ tables and statistics
+
+
+def chosen(rows: Sequence[Row], **wanted: str | None) -> list[Row]:
+    """The rows with these values.  Raises UnknownName where no row has one of them."""
+    left = list(rows)
+    for column, value in wanted.items():
+        if value is None:
+            continue
+        if not any(getattr(row, column) == value for row in left):
+            raise registry.unknown(f"{column} of these rows", value, sorted({str(getattr(r, column)) for r in left}))
+        left = [row for row in left if getattr(row, column) == value]
+    return left
+
+
+@app.command("table")
+@console.guarded
+def table_(
+    leaderboards: Place = Path("leaderboards"),
+    format: Annotated[str, typer.Option(help=f"{', '.join(tables.FORMATS)}.")] = "markdown",
+    published: Annotated[
+        bool, typer.Option("--published", help="Papers' numbers beside ours.", show_default="no")
+    ] = False,
+    dataset: DatasetFilter = None,
+    noise: NoiseFilter = None,
+    track: TrackFilter = None,
+) -> None:
+    """Print methods by noise level, the best in bold."""
+    if format not in tables.FORMATS:
+        raise registry.unknown("format", format, list(tables.FORMATS))
+    rows, _ = board.read(leaderboards, dataset)
+    found = tables.tables(chosen(rows, noise=noise, track=track), with_published=published)
+    print(tables.render(found, format), end="")
+
+
+@app.command()
+@console.guarded
+def stats(
+    leaderboards: Place = Path("leaderboards"),
+    against: Annotated[str, typer.Option(help="The method that the others are compared with.")] = REFERENCE,
+    method: Annotated[
+        list[str] | None,
+        typer.Option("--method", "-m", help="Rank this method. Repeatable.", show_default="all"),
+    ] = None,
+    level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of intervals and tests.")] = 0.95,
+    dataset: DatasetFilter = None,
+    noise: NoiseFilter = None,
+    track: TrackFilter = None,
+    as_json: Json = False,
+) -> None:
+    """Differences paired by draw, mean ranks, and accuracies at equal rounds, images and seconds."""
+    rows, found = board.read(leaderboards, dataset)
+    rows = chosen(rows, noise=noise, track=track)
+    gaps = comparison.differences(rows, found, against, level)
+    ranking: comparison.Ranking | None = None
+    try:
+        ranking = comparison.ranking(rows, method or (), 1 - level)
+        why = ""
+    except registry.UnknownName:
+        raise
+    except ValueError as error:
+        why = str(error)
+    budgets = {measure: comparison.equal_budget(rows, found, measure) for measure in comparison.MEASURES}
+    if as_json:
+        content = {
+            "level": level,
+            "differences": list(map(asdict, gaps)),
+            "ranking": asdict(ranking) if ranking else None,
+            "no_ranking": why,
+            "equal": {measure: list(map(asdict, tables)) for measure, tables in budgets.items()},
+        }
+        print(json.dumps(content))
+        return
+    _print_differences(gaps, level)
+    if ranking is None:
+        line("no mean ranks", why)
+    else:
+        line(
+            "mean ranks",
+            f"over {ranking.cells} cells; Friedman chi2 {ranking.chi2:.2f}, p {ranking.p:.3g}; methods beside one bar "
+            f"cannot be told apart (Nemenyi, alpha {ranking.alpha:.3g})",
+        )
+        console.out.print(comparison.diagram(ranking), markup=False, soft_wrap=True)
+    for measure, results in budgets.items():
+        for one in results:
+            _print_budget(measure, one)
+
+
+def _show(title: str, headings: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """A table on a terminal, tab-separated lines elsewhere."""
+    if not console.out.is_terminal:
+        print(title)
+        for texts in (headings, *lines):
+            print("\t".join(texts))
+        return
+    table = Table(title=escape(title), title_justify="left")
+    for i, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if i < 2 else "right", overflow="fold")
+    for texts in lines:
+        table.add_row(*map(escape, texts))  # a name may hold brackets, which rich takes for markup
+    console.out.print(table)
+
+
+def _print_differences(gaps: Sequence[comparison.Difference], level: float) -> None:
+    def signed(value: float | None) -> str:
+        return "-" if value is None else f"{value:+.2f}"
+
+    lines = []
+    for one in gaps:
+        interval = "-" if one.low is None else f"{signed(one.low)} to {signed(one.high)}"
+        p = "-" if one.p is None else f"{one.p:.3g}"
+        corrected = "-" if one.p_holm is None else f"{one.p_holm:.3g}"
+        where = f"{one.dataset}/{one.scenario}, {one.track}"
+        lines.append(
+            (where, f"{one.method} - {one.against}", str(len(one.draws)), signed(one.mean), interval, p, corrected)
+        )
+    tested = sum(one.p is not None for one in gaps)
+    title = f"points of accuracy, paired by draw; {level:.0%} t intervals; p corrected over {tested} tests (Holm)"
+    _show(title, ("scenario", "method", "draws", "mean", "interval", "p", "p Holm"), lines)
+
+
+def _print_budget(measure: str, one: comparison.EqualBudget) -> None:
+    amount = duration(one.budget) if measure == "seconds" else f"{one.budget:,.0f} {measure}"
+    title = f"{one.dataset}/{one.scenario}, {one.track}, at equal {measure}: {amount}"
+    if one.hardware:
+        title += f" on {one.hardware}"
+    if one.left_out:
+        title += f"; not on it: {', '.join(one.left_out)}"
+    lines = [
+        (
+            reached.name,
+            str(reached.n),
+            percent(reached.accuracy) + ("" if reached.std is None else f" ± {reached.std:.2f}"),
+            f"{reached.rounds:.1f}",
+        )
+        for reached in one.reached
+    ]
+    _show(title, ("method", "runs", "accuracy, %", "rounds"), lines)

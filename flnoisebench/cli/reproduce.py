@@ -1,0 +1,222 @@
+"""``flnoisebench reproduce NAME``: a paper's tables, figures and claims from runs of our own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from flnoisebench import claims, reproduce, runtime
+from flnoisebench.api import MissingData
+from flnoisebench.cli import console
+from flnoisebench.cli import options as opt
+from flnoisebench.cli.listing import line
+from flnoisebench.report import figures
+from flnoisebench.reproduce import Entry, Line, Wanted
+
+
+@console.guarded
+def command(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A table or figure, all, claims, or list, which names them.")
+    ],
+    scale: Annotated[
+        str, typer.Option(help="paper: its rounds; short: a quarter of them; smoke: minutes on a CPU, on digits.")
+    ] = "paper",
+    draws: Annotated[
+        int | None, typer.Option(min=1, help="Draws of each scenario.", show_default="the scale's")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where runs' folders are, and go.")] = Path("runs"),
+    figure: Annotated[
+        Path | None,
+        typer.Option(help="FILE.svg, .pdf or .png of a figure.", show_default="<out>/figures/<scale>/NAME.svg"),
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Runs at once, in processes of their own (needs the extra sweep).")
+    ] = 1,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda:1, all (GPUs), or cuda:0,cuda:1")] = "auto",
+    data_root: opt.DataRoot = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be run, and run nothing.", show_default="no")
+    ] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Go on with runs that failed.", show_default="no")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.", show_default="no")] = False,
+) -> None:
+    """Run what is missing of a paper's table or figure, and print ours beside the published."""
+    known = reproduce.entries(scale)
+    if name == "list":
+        _list(known, draws)
+        return
+    place = runtime.pick_devices(device)[0].type
+    if name == "claims":
+        _claims(claims.verdicts(scale, out, device=place, draws=draws), as_json)
+        return
+    chosen = known if name == "all" else {name: reproduce.entry(name, scale)}
+    if figure is not None:
+        figures.check_format(figure)
+        if name == "all":
+            raise ValueError("--figure is one file, and all are many: leave it out, or name one of them")
+    root = data_root or opt.default_data_root()
+    plans = {one.name: reproduce.wanted(one, device=place, draws=draws) for one in chosen.values()}
+    if dry_run:
+        _dry_run(plans, out)
+        return
+    content, without = [], 0
+    for one in chosen.values():
+        runs = plans[one.name]
+        try:
+            reproduce.carry_out(
+                runs, data_root=root, out=out, device=device, workers=workers, retry=retry, on_start=_say
+            )
+            lines = reproduce.compared(one, runs, out, data_root=root)
+            drawn = _drawn(one, runs, out, figure, root)
+        except MissingData as error:
+            if name != "all":
+                raise
+            without += 1  # the others may have their data
+            console.err.print(f"not run: {one.name}: {error}", style="yellow", markup=False, soft_wrap=True)
+            continue
+        if as_json:
+            content.append(_plain(one, lines, drawn))
+        else:
+            _print(one, lines, drawn)
+    if as_json:
+        print(json.dumps({"scale": scale, "entries": content}))
+    failed = {
+        str(run.folder): (run.result.failure or "").splitlines()[0]
+        for runs in plans.values()
+        for run in reproduce.present(runs, out)
+        if run.result.status == "failed"
+    }
+    for folder, failure in failed.items():
+        console.err.print(f"failed: {folder}: {failure}", markup=False, soft_wrap=True)
+    if failed or without:
+        raise typer.Exit(console.FAILED)
+
+
+def _say(done: int, of: int, run: Wanted) -> None:
+    if console.err.is_terminal:
+        console.err.print(
+            f"run {done + 1} of {of}: {run.settings.subject}, {run.line or '-'}, {run.level or '-'}, draw {run.draw}",
+            markup=False,
+        )
+
+
+def _list(known: dict[str, Entry], draws: int | None) -> None:
+    for one in known.values():
+        count = len(one.lines) * len(one.levels) * (draws or one.scaling["draws"])
+        line(one.name, f"{one.title}; {f'{count} runs' if count else 'no runs'}")
+    line("claims", "each claim of the paper: holds, fails or undetermined, from the results that are there")
+
+
+def _dry_run(plans: dict[str, list[Wanted]], out: Path) -> None:
+    seen: set[Path] = set()
+    for name, runs in plans.items():
+        folders = {run.settings.folder(out) for run in runs}
+        over = {folder for folder in folders if (folder / "result.json").exists()}
+        line(name, f"{len(folders)} runs, {len(over)} of them over, {len(folders - over - seen)} to run")
+        seen |= folders
+
+
+def _drawn(entry: Entry, runs: Sequence[Wanted], out: Path, figure: Path | None, root: Path) -> Path | None:
+    """The figure's file; None where there is none to draw.  A missing matplotlib costs the figure, not the numbers."""
+    path = figure or out / "figures" / entry.scale / f"{entry.name}.svg"
+    try:
+        return path if reproduce.draw(entry, runs, out, path, data_root=root) else None
+    except ValueError as error:
+        if figure is not None:
+            raise
+        console.err.print(f"no figure of {entry.name}: {error}", style="yellow", markup=False, soft_wrap=True)
+        return None
+
+
+# --------------------------------------------------------------------------------------------------- output
+
+HEADINGS = ("level", "line", "measure", "ours", "± over draws", "n", "published", "difference", "95 % interval")
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    if value is None:
+        return ""
+    return f"{value:.{digits}f}" if abs(value) >= 1 or value == 0 else f"{value:.3g}"
+
+
+def _cells(one: Line) -> tuple[str, ...]:
+    beside = one.beside()
+    ours = _number(one.mean)
+    if not one.by_draw:
+        ours = "failed" if one.failed else "not run" if one.missing else "-"
+    interval = "" if beside["low"] is None else f"{beside['low']:+.2f} to {beside['high']:+.2f}"
+    difference = "" if beside["difference"] is None else f"{beside['difference']:+.2f}"
+    measure = f"{one.measure} ({one.unit})" if one.unit else one.measure
+    return (
+        one.level, one.line, measure, ours, _number(one.std), str(len(one.by_draw)), _number(one.published),
+        difference, interval,
+    )  # fmt: skip
+
+
+def _print(entry: Entry, lines: Sequence[Line], drawn: Path | None) -> None:
+    if console.out.is_terminal:
+        table = Table(title=f"{entry.name}: {entry.title}, scale {entry.scale}", title_justify="left")
+        for i, heading in enumerate(HEADINGS):
+            table.add_column(heading, justify="left" if i < 3 else "right")
+        for one in lines:
+            table.add_row(*_cells(one))
+        console.out.print(table, markup=False)
+    else:
+        line(entry.name, f"{entry.title}, scale {entry.scale}")
+        print("\t".join(HEADINGS))
+        for one in lines:
+            print("\t".join(_cells(one)))
+    if any(one.published is not None for one in lines):
+        line("published", entry.source)
+    for what, setting, stated in reproduce.statements(entry):
+        line("stated", f"{what}, {setting}: {stated}")
+    for note in reproduce.notes(entry, lines):
+        line("note", note)
+    if drawn is not None:
+        line("figure", str(drawn))
+
+
+def _plain(entry: Entry, lines: Sequence[Line], drawn: Path | None) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "title": entry.title,
+        "source": entry.source,
+        "lines": [{**asdict(one), "mean": one.mean, "std": one.std, **one.beside()} for one in lines],
+        "stated": [list(said) for said in reproduce.statements(entry)],
+        "notes": reproduce.notes(entry, lines),
+        "figure": drawn and str(drawn),
+    }
+
+
+def _claims(found: Sequence[claims.Verdict], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"claims": [asdict(one) for one in found]}))
+        return
+    headings = ("claim", "verdict", "closest part", "draws", "margin", "95 % interval", "why")
+    rows = [(f"{one.name}: {one.text}", one.state, *_closest(one), one.why) for one in found]
+    if console.out.is_terminal:
+        table = Table(title="claims of the paper, judged by the results that are there", title_justify="left")
+        for heading in headings:
+            table.add_column(heading)
+        for row in rows:
+            table.add_row(*row)
+        console.out.print(table, markup=False)
+        return
+    print("\t".join(headings))
+    for row in rows:
+        print("\t".join(row))
+
+
+def _closest(one: claims.Verdict) -> tuple[str, str, str, str]:
+    part = one.closest
+    if part is None or part.mean is None:
+        return "", "0", "", ""
+    interval = "" if part.low is None else f"{part.low:+.3g} to {part.high:+.3g}"
+    return part.what, str(part.draws), f"{part.mean:+.3g} {one.unit}", interval

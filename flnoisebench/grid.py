@@ -1,0 +1,180 @@
+"""Grids: a TOML file that names many runs, expanded and validated whole before anything starts.
+
+    rounds = 3                                  # one value: the same in every run
+    method = ["fedavg", "fedcova"]              # a list spans the grid
+    seed = [0, 1]
+
+    [set]                                       # settings, as --set takes them, span it too
+    protocol.optimiser.lr = [0.03, 0.1]
+
+    [[exclude]]                                 # leaves out every combination that agrees with all of this
+    method = "fedcova"
+    seed = [1, 2]                               # any of these
+
+    [[include]]                                 # a further small grid: the single values above, and what it says
+    method = "fedavg-relabel"
+
+Keys are the names of ``run``'s options that decide a run's numbers; "-" and "_" are one.  A list always spans: a value
+that is a list itself is written as a list of that list.  The first key varies slowest.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from flnoisebench import registry
+from flnoisebench.settings import OPTIONS, Settings, assignments, from_options
+
+SEVERAL = tuple(name for name, kind in OPTIONS.items() if kind is list)  # set, noise_set, partition_set
+SHOWN = 10  # wrong combinations in one message
+
+# Said once for the whole sweep, on the command line.
+ELSEWHERE = ("device", "lanes", "executor", "data_root", "out", "retry", "log_to", "json", "config")
+
+Point = dict[str, Any]  # {"method": "fedavg", "set.alpha": 2, ...}: one combination
+
+
+def load(path: Path, *, device: str) -> list[Settings]:
+    """The runs of a grid file.  device: ``cpu`` or ``cuda``, as in ``settings.from_options``.
+
+    Raises ValueError that names the file and every wrong combination (the first SHOWN of them).
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:  # not UTF-8, or not TOML
+        raise ValueError(f"{path} is not TOML: {error}") from None
+    try:
+        return runs_of(expand(content), device=device)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def expand(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The combinations that a grid spans, each as options of ``run``, in the file's order; includes come last.
+
+    Raises ValueError for an unknown key, an empty list, and an exclusion that leaves out nothing.
+    """
+    body = {name: value for name, value in content.items() if name not in ("exclude", "include")}
+    axes, single = _axes(body)
+    points = _product(axes) if body else []
+    for number, table in enumerate(_tables(content, "exclude"), 1):
+        wanted, _ = _axes(table, f"[[exclude]] {number}: ")
+        for name in wanted:
+            if name not in axes:
+                raise ValueError(f"[[exclude]] {number}: {registry.unknown('key of this grid', name, list(axes))}")
+        left = [point for point in points if not all(point[name] in values for name, values in wanted.items())]
+        if len(left) == len(points):
+            raise ValueError(f"[[exclude]] {number} leaves out nothing: no combination agrees with {dict(table)}")
+        points = left
+    for number, table in enumerate(_tables(content, "include"), 1):
+        further, _ = _axes(table, f"[[include]] {number}: ")
+        points += _product({**{name: values for name, values in axes.items() if name in single}, **further})
+    if not points:
+        raise ValueError('this grid names no run; write at least one option, such as method = ["fedavg", "fedcova"]')
+    return [_options(point) for point in points]
+
+
+def runs_of(combinations: Iterable[Mapping[str, Any]], *, device: str) -> list[Settings]:
+    """Settings of every combination; what comes to the same run comes once.  Raises ValueError as ``load`` does."""
+    found: dict[Path, Settings] = {}
+    wrong: list[str] = []
+    for options in combinations:
+        try:
+            settings = from_options(options, device=device)
+        except ValueError as error:
+            wrong.append(f"{said(options)}: {error}")
+        else:
+            found.setdefault(settings.folder(Path()), settings)
+    if wrong:
+        more = f"\n  and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+        count = "1 combination cannot" if len(wrong) == 1 else f"{len(wrong)} combinations cannot"
+        raise ValueError(f"{count} be run:\n  " + "\n  ".join(wrong[:SHOWN]) + more)
+    return list(found.values())
+
+
+def said(options: Mapping[str, Any]) -> str:
+    """A combination on one line: ``method=fedavg seed=1 set: alpha=2``."""
+    plain = [f"{name}={value}" for name, value in options.items() if name not in SEVERAL]
+    several = [f"{name}: {', '.join(options[name])}" for name in SEVERAL if name in options]
+    return " ".join(plain + several)
+
+
+def _tables(content: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    tables = content.get(name, [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ValueError(f"{name} is written as a table in two pairs of brackets: [[{name}]]")
+    if not all(tables):
+        raise ValueError(f"a table [[{name}]] is empty")
+    return tables
+
+
+def _axes(table: Mapping[str, Any], where: str = "") -> tuple[dict[str, list[Any]], set[str]]:
+    """({key: its values}, the keys that have one value).  Entries of a table have keys such as ``set.alpha``."""
+    axes: dict[str, list[Any]] = {}
+    single: set[str] = set()
+
+    def add(key: str, value: Any) -> None:
+        if value == []:
+            raise ValueError(f"{where}{key} = [] spans nothing; leave the line out")
+        if not isinstance(value, list):
+            single.add(key)
+        axes[key] = value if isinstance(value, list) else [value]
+
+    for written, value in table.items():
+        name = written.replace("-", "_")
+        if name in ELSEWHERE:
+            raise ValueError(f"{where}{written} is not of the grid: it is said on the command line of the sweep")
+        if name not in OPTIONS:
+            raise ValueError(f"{where}{registry.unknown('option', written, list(OPTIONS))}")
+        if name not in SEVERAL:
+            if isinstance(value, dict):
+                raise ValueError(f"{where}{written} is one value or a list of values, not a table")
+            add(name, value)
+        elif isinstance(value, dict):
+            for key, entry in _entries(value, f"{name}."):
+                add(key, entry)
+        else:
+            choices = value if isinstance(value, list) else [value]
+            add(name, [_together(choice, f"{where}{written}") for choice in choices])
+            if not isinstance(value, list):
+                single.add(name)
+    return axes, single
+
+
+def _entries(table: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _entries(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _together(choice: Any, where: str) -> tuple[str, ...]:
+    """What is set at once: ``"alpha=2"``, ``["alpha=2", "beta=1"]`` or ``{alpha = 2, beta = 1}``."""
+    if isinstance(choice, dict):
+        return tuple(assignments(choice))
+    parts = choice if isinstance(choice, list) else [choice]
+    if not all(isinstance(part, str) for part in parts):
+        raise ValueError(f'{where} = {choice!r}: write "name=value", or a table [{where.split(": ")[-1]}]')
+    return tuple(parts)
+
+
+def _product(axes: Mapping[str, list[Any]]) -> list[Point]:
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def _options(point: Point) -> dict[str, Any]:
+    """A combination as ``from_options`` takes it: the entries of a table become assignments."""
+    options: dict[str, Any] = {}
+    for key, value in point.items():
+        name, dot, entry = key.partition(".")
+        if dot:
+            value = assignments({entry: value})
+        options[name] = [*options.get(name, ()), *value] if name in SEVERAL else value
+    return options

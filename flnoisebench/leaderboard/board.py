@@ -1,0 +1,324 @@
+"""A leaderboard's folder: built from runs, read, and held against everything that it must agree with.
+
+<folder>/<dataset>.csv     the rows, derived only; whoever edits one by hand is found
+<folder>/results/...json   the entries that they follow from
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import pydantic
+
+from flnoisebench import records, registry
+from flnoisebench.leaderboard import entries as entries_
+from flnoisebench.leaderboard.entries import DIGESTS, RESULTS, Entry
+from flnoisebench.leaderboard.rows import COLUMNS, Row, cell_of, cells, csv_text, row_from, rows_of
+
+# ---------------------------------------------------------------------------------------------------- build
+
+
+@dataclass
+class Built:
+    """What ``build`` did: paths below the leaderboard's folder, and runs' folders with the reason."""
+
+    added: list[Path] = field(default_factory=list)
+    replaced: list[Path] = field(default_factory=list)
+    known: list[Path] = field(default_factory=list)
+    left_out: dict[Path, str] = field(default_factory=dict)
+    tables: list[Path] = field(default_factory=list)
+    rows: int = 0
+
+
+def build(runs: Iterable[Path], leaderboards: Path, *, replace: bool = False) -> Built:
+    """Take the runs in or below these folders into the leaderboard, and derive its tables anew from all entries.
+
+    An unfinished run is left out and said.  A run that the leaderboard has already stays as it is; with another digest
+    it is refused, unless the one that is there failed.  replace: the new one is taken instead, whatever its digest
+    (costs measured again on a quiet machine have the same).  Nothing is written before all is read.
+
+    Raises ValueError where a run lacks provenance, is damaged, or contradicts the entry that is there.
+    """
+    built = Built()
+    there = {entry.path(leaderboards): entry for entry in entries_.load_all(leaderboards)}
+    fresh: dict[Path, Entry] = {}
+    for folder in entries_.runs_below(runs):
+        try:
+            entry = Entry.of(folder)
+        except FileNotFoundError:
+            built.left_out[folder] = "unfinished"
+            continue
+        path = entry.path(leaderboards)
+        known = fresh.get(path) or there.get(path)
+        if known is None:
+            built.added.append(path)
+        elif known == entry or ((known.status, known.digest) == (entry.status, entry.digest) and not replace):
+            built.known.append(path)
+            continue
+        elif (path in there and replace) or (known.status == "failed" and entry.status == "complete"):
+            built.replaced.append(path)
+        elif (known.status, entry.status) == ("complete", "failed"):
+            built.left_out[folder] = f"failed, and {path} is of a run that did not"
+            continue
+        else:
+            raise ValueError(
+                f"{folder} is the run of {path}, with another digest ({entry.digest[:16]}, there {known.digest[:16]}; "
+                f"made by commit {entry.code[0][:12]}, there by {known.code[0][:12]}). One run has one result: "
+                "--replace takes the new one"
+            )
+        fresh[path] = entry
+    whole = {**there, **fresh}
+    if conflicts := _draws_that_differ(whole.items()):
+        raise ValueError("\n".join(conflicts))
+    tables = _by_dataset(rows_of(whole.values()))  # before anything is written, since a data set may be unknown
+    for entry in fresh.values():
+        entries_.save(entry, leaderboards)
+    for dataset, rows in tables.items():
+        path = leaderboards / f"{dataset}.csv"
+        records.replace(path, csv_text(rows).encode())
+        built.tables.append(path)
+        built.rows += len(rows)
+    return built
+
+
+def _by_dataset(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        found[row.dataset].append(row)
+    return dict(found)
+
+
+def _draws_that_differ(found: Iterable[tuple[Path, Entry]]) -> list[str]:
+    """Where two entries of one draw of one scenario had other data, other owners or other labels."""
+    first: dict[tuple[str, ...], tuple[str, Path]] = {}
+    problems = []
+    for path, entry in sorted(found, key=lambda pair: pair[0]):
+        scene = entry.settings.scenario
+        for name in DIGESTS:
+            # who holds what does not depend on the noise, but on clients, partition and draw, as all of the slug does
+            key = (name, scene.dataset) if name == "data" else (name, scene.dataset, scene.slug, str(scene.draw))
+            digest, where = first.setdefault(key, (entry.digests[name], path))
+            if digest != entry.digests[name]:
+                problems.append(
+                    f"{path}: its {name} digest is {entry.digests[name][:16]}, and that of the same draw in {where} is "
+                    f"{digest[:16]}: they did not train on the same {name}"
+                )
+    return problems
+
+
+# ----------------------------------------------------------------------------------------------------- read
+
+
+def read(leaderboards: Path, dataset: str | None = None) -> tuple[list[Row], list[Entry]]:
+    """All rows and the entries behind them, of one data set or of all.
+
+    Raises ValueError where there are none, or where a table cannot be read (``verify`` says what is wrong with it).
+    """
+    paths = sorted(leaderboards.glob("*.csv"))
+    if not paths:
+        raise ValueError(f"{leaderboards} holds no leaderboard (no <dataset>.csv); `leaderboard build RUNS` makes one")
+    if dataset is not None and leaderboards / f"{dataset}.csv" not in paths:
+        raise registry.unknown("leaderboard", dataset, [path.stem for path in paths])
+    rows: list[Row] = []
+    for path in paths:
+        if dataset in (None, path.stem):
+            lines, problems = _parse(path)
+            if problems:
+                raise ValueError(f"{problems[0]} (`leaderboard verify {leaderboards}` says all)")
+            rows += [row for _, row in lines]
+    found = entries_.load_all(leaderboards)
+    return rows, [entry for entry in found if dataset in (None, entry.settings.scenario.dataset)]
+
+
+def members(row: Row, entries: Iterable[Entry]) -> list[Entry]:
+    """The entries that a row follows from, by draw and seed."""
+    wanted = (row.dataset, row.scenario, row.settings, row.track, row.preset, row.changed or "{}")
+    found = [entry for entry in entries if cell_of(entry) == wanted]
+    return sorted(found, key=lambda entry: (entry.settings.scenario.draw, entry.settings.seed))
+
+
+# --------------------------------------------------------------------------------------------------- verify
+
+
+class Problem(NamedTuple):
+    """A finding.  level: an error is wrong; a doubt is for readers to see.  line (from 1), column: of a table; 0 and ""
+    where the whole file is meant."""
+
+    level: Literal["error", "doubt"]
+    file: Path
+    line: int
+    column: str
+    what: str
+
+    def __str__(self) -> str:
+        place = str(self.file) + (f", line {self.line}" if self.line else "")
+        return f"{place}{f', column {self.column}' if self.column else ''}: {self.what}"
+
+
+Line = tuple[int, Row]
+
+
+def verify(leaderboards: Path, runs: Sequence[Path] = ()) -> list[Problem]:
+    """Everything that is wrong with a leaderboard, or to be doubted.
+
+    Every table must have Row's columns and values, sorted and written as ``build`` writes; every cell must follow from
+    the entries; entries must lie where their settings say; data, owners and labels must be equal in all entries of a
+    draw; methods must be installable.  runs: further, every entry that one of these runs made must be what ``build``
+    makes of that run.  Raises ValueError where there is nothing to verify.
+    """
+    tables = sorted(leaderboards.glob("*.csv"))
+    files = sorted((leaderboards / RESULTS).rglob("*.json"))
+    if not tables and not files:
+        raise ValueError(f"{leaderboards} holds no leaderboard: neither <dataset>.csv nor {RESULTS}/")
+    problems: list[Problem] = []
+    entries: dict[Path, Entry] = {}
+    for path in files:
+        try:
+            entry = entries_.load(path)
+        except ValueError as error:
+            problems.append(Problem("error", path, 0, "", str(error).removeprefix(f"{path} ")))
+            continue
+        entries[path] = entry
+        problems += _about_entry(path, entry, leaderboards)
+    for conflict in _draws_that_differ(entries.items()):
+        path_text, _, what = conflict.partition(": ")
+        problems.append(Problem("error", Path(path_text), 0, "", what))
+    try:
+        wanted = _by_dataset(rows_of(entries.values()))
+    except registry.UnknownName as error:
+        return [*problems, Problem("error", leaderboards, 0, "", f"{error} Without it no row can be computed again.")]
+    for dataset in sorted({*wanted, *(path.stem for path in tables)}):
+        path = leaderboards / f"{dataset}.csv"
+        if path not in tables:
+            problems.append(
+                Problem("error", path, 0, "", f"is missing, and {RESULTS}/{dataset} gives it rows: build it")
+            )
+            continue
+        lines, unreadable = _parse(path)
+        problems += unreadable or _recomputed(path, lines, wanted.get(dataset, []))
+        problems += [Problem("doubt", path, line, "flags", row.flags) for line, row in lines if row.flags]
+    if runs:
+        problems += _against_runs(entries, runs, leaderboards)
+    return problems
+
+
+def _about_entry(path: Path, entry: Entry, leaderboards: Path) -> list[Problem]:
+    found = []
+    if entry.path(leaderboards) != path:
+        found.append(Problem("error", path, 0, "", f"by its settings it belongs to {entry.path(leaderboards)}"))
+    method = entry.settings.method
+    if ".py" in method:
+        what = f"method {method} is a file: give it an entry point, so that others can run it (CONTRIBUTING.md)"
+        found.append(Problem("error", path, 0, "", what))
+    elif method not in registry.names(registry.METHODS):
+        what = f"method {method} is not installed, so nobody can run this again"
+        found.append(Problem("error", path, 0, "", what))
+    if entry.status == "complete" and entry.rounds < entry.settings.protocol.rounds:
+        short = f"ended after {entry.rounds} of {entry.settings.protocol.rounds} rounds"
+        found.append(Problem("doubt", path, 0, "", short))
+    return found
+
+
+def _parse(path: Path) -> tuple[list[Line], list[Problem]]:
+    """A table's rows by line, and what keeps others from being read."""
+    text = path.read_text(encoding="utf-8")
+    reader = csv.reader(io.StringIO(text))
+    header = next(reader, [])
+    if tuple(header) != COLUMNS:
+        missing = [name for name in COLUMNS if name not in header]
+        strange = [name for name in header if name not in COLUMNS]
+        what = f"columns missing: {missing or 'none'}; unknown: {strange or 'none'}"
+        if not missing and not strange:
+            what = "the columns are in another order, or some stand twice"
+        return [], [Problem("error", path, 1, "", f"{what}. Its columns are those of leaderboard.Row: build it again")]
+    lines: list[Line] = []
+    problems: list[Problem] = []
+    for record in reader:
+        number = reader.line_num  # no cell holds a line break
+        if len(record) != len(COLUMNS):
+            what = f"has {len(record)} cells, and there are {len(COLUMNS)} columns"
+            problems.append(Problem("error", path, number, "", what))
+            continue
+        texts = dict(zip(COLUMNS, record, strict=True))
+        try:
+            row = row_from(texts)
+        except pydantic.ValidationError as error:
+            for one in error.errors():
+                column = str(one["loc"][0]) if one["loc"] else ""
+                problems.append(Problem("error", path, number, column, f"{one['input']!r}: {one['msg']}"))
+            continue
+        lines.append((number, row))
+        for column, found, canonical in zip(COLUMNS, record, cells(row), strict=True):
+            if found != canonical:
+                what = f"{found!r} would be written {canonical!r}: build it again"
+                problems.append(Problem("error", path, number, column, what))
+    return lines, problems
+
+
+def _identity(row: Row) -> tuple[str, ...]:
+    return row.dataset, row.scenario, row.settings, row.track, row.preset, row.changed
+
+
+def _recomputed(path: Path, lines: Sequence[Line], wanted: Sequence[Row]) -> list[Problem]:
+    """Each cell held against what the entries give."""
+    problems: list[Problem] = []
+    known = {_identity(row): row for row in wanted}
+    seen: dict[tuple[str, ...], int] = {}
+    for number, row in lines:
+        same = known.get(_identity(row))
+        if same is None:
+            what = _nearest(row, wanted)
+            problems.append(Problem("error", path, number, "", f"no entry in {RESULTS}/ gives this row{what}"))
+            continue
+        if _identity(row) in seen:
+            problems.append(Problem("error", path, number, "", f"the row of line {seen[_identity(row)]} again"))
+        seen[_identity(row)] = number
+        for column, found, right in zip(COLUMNS, cells(row), cells(same), strict=True):
+            if found != right:
+                what = f"{found or 'nothing'} stands there, and the entries give {right or 'nothing'}"
+                problems.append(Problem("error", path, number, column, what))
+    for row in wanted:
+        if _identity(row) not in seen:
+            what = f"the row of {row.name} in {row.scenario} is missing (settings {row.settings}): build it again"
+            problems.append(Problem("error", path, 0, "", what))
+    order = [_identity(row) for row in wanted if _identity(row) in seen]
+    if not problems and order != [_identity(row) for _, row in lines]:
+        problems.append(Problem("error", path, 0, "", "the rows are not sorted: build it again"))
+    return problems
+
+
+def _nearest(row: Row, wanted: Sequence[Row]) -> str:
+    """The one identifying column that a hand may have changed."""
+    for other in wanted:
+        differing = [column for column, a, b in zip(COLUMNS, cells(row), cells(other), strict=True) if a != b]
+        if len(differing) == 1:
+            right = cells(other)[COLUMNS.index(differing[0])]
+            return f"; with {differing[0]} = {right or 'nothing'} one would"
+    return ""
+
+
+def _against_runs(entries: Mapping[Path, Entry], runs: Sequence[Path], leaderboards: Path) -> list[Problem]:
+    problems: list[Problem] = []
+    for folder in entries_.runs_below(runs):
+        try:
+            made = Entry.of(folder)
+        except FileNotFoundError:
+            continue  # unfinished: it has made no entry
+        except ValueError as error:
+            problems.append(Problem("error", folder, 0, "", str(error)))
+            continue
+        path = made.path(leaderboards)
+        entry = entries.get(path)
+        if entry is None:
+            problems.append(Problem("doubt", folder, 0, "", "is finished and not in the leaderboard"))
+            continue
+        for name in Entry.model_fields:
+            if getattr(entry, name) != getattr(made, name):
+                problems.append(Problem("error", path, 0, "", f"{name} differs from that of the run in {folder}"))
+    return problems

@@ -1,0 +1,323 @@
+"""What may be said of two methods: differences paired by draw, ranks over cells, and accuracies at equal budgets.
+
+Everything is computed from entries, so that a number is always that of runs which can be run again.  Oracles are bounds
+and no methods: they are in none of it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Literal, get_args
+
+import numpy as np
+from scipy import stats
+
+from flnoisebench import registry
+from flnoisebench.leaderboard.board import members
+from flnoisebench.leaderboard.entries import LAST_ROUNDS, Entry
+from flnoisebench.leaderboard.rows import REFERENCE, Row
+
+CELLS = 6  # fewest for mean ranks: below, Friedman's chi-squared and Nemenyi's distance are no approximations
+Arena = tuple[Any, ...]
+
+
+def arenas(rows: Iterable[Row]) -> dict[Arena, list[Row]]:
+    """The rows that may be compared with each other, oracles left out, in the order of the rows."""
+    found: dict[Arena, list[Row]] = defaultdict(list)
+    for row in rows:
+        if not row.oracle:
+            found[row.arena].append(row)
+    return dict(found)
+
+
+# ---------------------------------------------------------------------------------------- paired differences
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A method minus another in one arena, paired by draw, in points of accuracy (mean of the last five rounds).
+
+    draws: those that both have.  low, high: Student's t interval of the mean over draws; p: of the t test against 0;
+    p_holm: corrected for all differences that were asked for together.  None where fewer than two draws are shared.
+    """
+
+    dataset: str
+    scenario: str
+    track: str
+    method: str
+    against: str
+    draws: tuple[int, ...]
+    mean: float | None
+    low: float | None
+    high: float | None
+    p: float | None
+    p_holm: float | None = None
+
+
+def by_draw(entries: Iterable[Entry]) -> dict[int, float]:
+    """The headline accuracy by draw, averaged over the seeds of a draw, since these are no further draws."""
+    found: dict[int, list[float]] = defaultdict(list)
+    for entry in entries:
+        mean = entry.accuracy.last5_mean
+        if entry.status == "complete" and mean is not None:
+            found[entry.settings.scenario.draw].append(mean)
+    return {draw: statistics.fmean(values) for draw, values in sorted(found.items())}
+
+
+def paired(a: Mapping[int, float], b: Mapping[int, float], level: float = 0.95) -> dict[str, Any]:
+    """draws, mean, low, high and p of a - b over the draws that both have."""
+    draws = tuple(sorted(set(a) & set(b)))
+    values = [a[draw] - b[draw] for draw in draws]
+    if len(values) < 2:
+        return {"draws": draws, "mean": values[0] if values else None, "low": None, "high": None, "p": None}
+    mean, deviation, n = statistics.fmean(values), statistics.stdev(values), len(values)
+    if not deviation:  # the same difference in every draw: no spread, and a t of 0 or of infinity
+        return {"draws": draws, "mean": mean, "low": mean, "high": mean, "p": 1.0 if mean == 0 else 0.0}
+    error = deviation / math.sqrt(n)
+    half = float(stats.t.ppf((1 + level) / 2, n - 1)) * error
+    p = float(2 * stats.t.sf(abs(mean) / error, n - 1))
+    return {"draws": draws, "mean": mean, "low": mean - half, "high": mean + half, "p": p}
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down correction (Scandinavian J. Statistics 1979), in the given order: the chance of one or more
+    false findings among all stays below the level at which these are read."""
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    corrected = [0.0] * len(p_values)
+    highest = 0.0
+    for rank, i in enumerate(order):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[i]))
+        corrected[i] = highest
+    return corrected
+
+
+def differences(
+    rows: Iterable[Row], entries: Sequence[Entry], against: str = REFERENCE, level: float = 0.95
+) -> list[Difference]:
+    """Every row minus the plain row of ``against`` in its arena, corrected together.
+
+    Raises UnknownName when no row is of that method.
+    """
+    rows = list(rows)
+    if not any(row.method == against for row in rows):
+        raise registry.unknown("method of these rows", against, sorted({row.method for row in rows}))
+    found: list[Difference] = []
+    for group in arenas(rows).values():
+        base = plain(group, against)
+        if base is None:
+            continue
+        theirs = by_draw(members(base, entries))
+        for row in group:
+            if row is base:
+                continue
+            numbers = paired(by_draw(members(row, entries)), theirs, level)
+            found.append(Difference(row.dataset, row.scenario, row.track, row.name, base.name, **numbers))
+    tested = [i for i, one in enumerate(found) if one.p is not None]
+    for i, p in zip(tested, holm([found[i].p or 0.0 for i in tested]), strict=True):
+        found[i] = Difference(**{**vars(found[i]), "p_holm": p})
+    return found
+
+
+def plain(group: Sequence[Row], method: str) -> Row | None:
+    """A method's row with the fewest values set by hand; the first preset wins a tie."""
+    own = [row for row in group if row.method == method]
+    return min(own, key=lambda row: (len(row.changed), row.name), default=None)
+
+
+# ----------------------------------------------------------------------------------------------------- ranks
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Mean ranks over cells, 1 the best, ties shared (Demsar, JMLR 2006).
+
+    ranks: name -> mean rank, best first.  chi2, p: Friedman's test that all are equal.  distance: Nemenyi's critical
+    difference at ``alpha``.  groups: names whose mean ranks differ by less, each as large as can be.
+    """
+
+    cells: int
+    ranks: dict[str, float]
+    chi2: float
+    p: float
+    alpha: float
+    distance: float
+    groups: tuple[tuple[str, ...], ...]
+
+
+def ranking(rows: Iterable[Row], methods: Sequence[str] = (), alpha: float = 0.05) -> Ranking:
+    """Rank the methods in every arena that has all of them.  methods: some of them (default: all).
+
+    Raises ValueError, with what is missing, for fewer than three methods or six such cells.
+    """
+    found = arenas(row for row in rows if row.accuracy_mean is not None)
+    known = sorted({row.method for group in found.values() for row in group})
+    for method in methods:
+        if method not in known:
+            raise registry.unknown("method of these rows", method, known)
+    wanted = {
+        row.contender: row.name
+        for group in found.values()
+        for row in group
+        if not methods or (row.method in methods and row is plain(group, row.method))
+    }
+    if len(wanted) < 3:
+        raise ValueError(f"ranks need three methods or more, and here are {len(wanted)}: {', '.join(wanted.values())}")
+    values = []
+    for group in found.values():
+        accuracy = {row.contender: row.accuracy_mean for row in group}
+        if set(wanted) <= set(accuracy):
+            values.append([accuracy[contender] for contender in wanted])
+    if len(values) < CELLS:
+        raise ValueError(
+            f"mean ranks need {CELLS} cells or more that hold all {len(wanted)} methods, and there are {len(values)}: "
+            f"run what is missing, or name fewer methods ({', '.join(wanted.values())})"
+        )
+    table = np.array(values, dtype=np.float64)
+    ranks = stats.rankdata(-table, axis=1).mean(axis=0)
+    names = list(wanted.values())
+    order = sorted(range(len(names)), key=lambda i: (ranks[i], names[i]))
+    if np.ptp(table, axis=1).any():
+        chi2, p = map(float, stats.friedmanchisquare(*table.T))
+    else:  # all equal everywhere: scipy would divide by zero
+        chi2, p = 0.0, 1.0
+    distance = critical_difference(len(names), len(values), alpha)
+    sorted_ranks = {names[i]: float(ranks[i]) for i in order}
+    return Ranking(len(values), sorted_ranks, chi2, p, alpha, distance, _groups(sorted_ranks, distance))
+
+
+def critical_difference(methods: int, cells: int, alpha: float = 0.05) -> float:
+    """Nemenyi's: q sqrt(k (k + 1) / (6 N)), q of the studentised range over sqrt 2 (Demsar, JMLR 2006, section 3.2)."""
+    q = float(stats.studentized_range.ppf(1 - alpha, methods, np.inf)) / math.sqrt(2)
+    return q * math.sqrt(methods * (methods + 1) / (6 * cells))
+
+
+def _groups(ranks: Mapping[str, float], distance: float) -> tuple[tuple[str, ...], ...]:
+    names = list(ranks)
+    found: list[tuple[str, ...]] = []
+    for i, first in enumerate(names):
+        group = tuple(name for name in names[i:] if ranks[name] - ranks[first] < distance)
+        if len(group) > 1 and not any(set(group) <= set(other) for other in found):
+            found.append(group)
+    return tuple(found)
+
+
+def diagram(ranking: Ranking, width: int = 60) -> str:
+    """The critical-difference diagram as text: an axis of ranks, and bars beside methods that cannot be told apart."""
+    k = len(ranking.ranks)
+
+    def at(rank: float) -> int:
+        return round((rank - 1) / (k - 1) * (width - 1))
+
+    numbers, axis = [" "] * (width + 2), ["-"] * width
+    for whole in range(1, k + 1):
+        axis[at(whole)] = "+"
+        numbers[at(whole) : at(whole) + len(str(whole))] = list(str(whole))
+    distance = "".join(["|", "=" * max(at(1 + ranking.distance) - 1, 0), "|"])[:width]
+    lines = ["".join(numbers).rstrip(), "".join(axis), f"{distance} critical difference {ranking.distance:.2f}"]
+    longest = max(map(len, ranking.ranks))
+    for name, rank in ranking.ranks.items():
+        bars = "".join(" |" if name in group else "  " for group in ranking.groups)
+        lines.append(f"{' ' * at(rank)}*".ljust(width) + f"  {rank:5.2f}  {name:<{longest}}{bars}".rstrip())
+    return "\n".join(lines)
+
+
+# -------------------------------------------------------------------------------------------- equal budgets
+
+Measure = Literal["rounds", "images", "seconds"]
+MEASURES: tuple[Measure, ...] = get_args(Measure)
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What a method had reached when the budget was spent.
+
+    accuracy: the mean of the last five rounds that were over by then, then over runs (None: no round was); std: over
+    runs; rounds: how many were over, mean over runs.
+    """
+
+    name: str
+    n: int
+    accuracy: float | None
+    std: float | None
+    rounds: float
+
+
+@dataclass(frozen=True)
+class EqualBudget:
+    """One arena at an equal budget: the least that any complete run in it spent.  hardware: seconds are compared on one
+    machine; left_out: rows that have no run on it."""
+
+    dataset: str
+    scenario: str
+    track: str
+    measure: Measure
+    budget: float
+    hardware: str
+    reached: tuple[Reached, ...]
+    left_out: tuple[str, ...]
+
+
+def spent(entry: Entry, measure: Measure) -> list[float]:
+    """What was spent by the end of each round: rounds, images with gradient, seconds of wall time."""
+    curves: dict[Measure, Sequence[float]] = {
+        "rounds": [1.0] * entry.rounds,
+        "images": entry.curves.images,
+        "seconds": entry.curves.seconds,
+    }
+    return list(accumulate(curves[measure]))
+
+
+def at_budget(entry: Entry, measure: Measure, budget: float) -> tuple[float | None, int]:
+    """(the mean accuracy of the last five rounds that were over within the budget, how many were over)."""
+    over = sum(total <= budget * (1 + 1e-9) for total in spent(entry, measure))
+    known = [value for value in entry.curves.accuracy[:over] if value is not None]
+    return (statistics.fmean(known[-LAST_ROUNDS:]) if known else None), over
+
+
+def equal_budget(rows: Iterable[Row], entries: Sequence[Entry], measure: Measure) -> list[EqualBudget]:
+    """A table for each arena with two rows or more that have runs."""
+    found = []
+    for group in arenas(rows).values():
+        runs = {
+            row: [entry for entry in members(row, entries) if entry.status == "complete" and entry.rounds]
+            for row in group
+        }
+        hardware = ""
+        if measure == "seconds":
+            machines: dict[tuple[str, ...], set[Row]] = defaultdict(set)
+            for row, own in runs.items():
+                for entry in own:
+                    machines[entry.hardware].add(row)
+            if not machines:
+                continue
+            machine = max(sorted(machines), key=lambda one: len(machines[one]))
+            runs = {row: [entry for entry in own if entry.hardware == machine] for row, own in runs.items()}
+            hardware = " ".join(part for part in machine if part)
+        left_out = tuple(row.name for row, own in runs.items() if not own)
+        runs = {row: own for row, own in runs.items() if own}
+        if len(runs) < 2:
+            continue
+        budget = min(spent(entry, measure)[-1] for own in runs.values() for entry in own)
+        reached = []
+        for row, own in runs.items():
+            pairs = [at_budget(entry, measure, budget) for entry in own]
+            values = [value for value, _ in pairs if value is not None]
+            reached.append(
+                Reached(
+                    row.name,
+                    len(own),
+                    statistics.fmean(values) if values else None,
+                    statistics.stdev(values) if len(values) > 1 else None,
+                    statistics.fmean(over for _, over in pairs),
+                )
+            )
+        first = group[0]
+        found.append(
+            EqualBudget(first.dataset, first.scenario, first.track, measure, budget, hardware, tuple(reached), left_out)
+        )
+    return found

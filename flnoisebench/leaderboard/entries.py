@@ -1,0 +1,186 @@
+"""What a leaderboard keeps of a run: the part of its result that rows need, and its curves.
+
+An entry is a small JSON file, ``results/<dataset>/<scenario>/<method>/<settings>/draw<d>-seed<k>.json`` below the
+leaderboard's folder: enough for every row to be computed again, and for the run to be run again, without the run's own
+folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import model_validator
+
+from flnoisebench import records
+from flnoisebench.api import Config, Field
+from flnoisebench.records import Accuracy, LastRounds, RoundRecord
+from flnoisebench.settings import Settings
+
+RESULTS = "results"  # the folder of entries below a leaderboard's
+DIGESTS = ("data", "partition", "labels")
+PACKAGES = ("torch", "numpy", "flnoisebench")
+PROVENANCE = ("commit", "method_sha256", "device", "executor", "lanes", "system")
+LAST_ROUNDS = 5
+
+
+class Curves(Config):
+    """A value a round, in order.  The costs are of the round, not summed."""
+
+    accuracy: list[float | None] = Field(..., unit="%", why="on evaluate_on; null before there is a predictor")
+    label_noise: list[float | None] = Field(
+        ..., unit="%", why="wrong labels among those trained on; null without truth"
+    )
+    images: list[int] = Field(..., unit="images", why="passed an encoder with gradient")
+    seconds: list[float] = Field(..., unit="s", why="wall time, with evaluation and digests")
+
+    @model_validator(mode="after")
+    def _equally_long(self) -> Curves:
+        lengths = {name: len(getattr(self, name)) for name in Curves.model_fields}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"a curve has a value a round, and these have {lengths}")
+        return self
+
+    @classmethod
+    def of(cls, rounds: Iterable[RoundRecord]) -> Curves:
+        rounds = list(rounds)
+        return cls(
+            accuracy=[record.accuracy for record in rounds],
+            label_noise=[record.label_noise for record in rounds],
+            images=[record.images.get("trained", 0) for record in rounds],
+            seconds=[record.seconds.get("round", 0.0) for record in rounds],
+        )
+
+
+class Entry(Config):
+    """One run in a leaderboard."""
+
+    schema_version: Literal[1] = Field(1, why="of this file")
+    status: Literal["complete", "failed"] = Field(..., why="a failed run is counted and gives no number")
+    failure: str | None = Field(..., why="its first line: what, in which method, round, client and task")
+    settings: Settings = Field(..., why="all that it takes to run it again")
+    card: dict[str, Any] = Field(..., why="the method's title, paper and conditions")
+    told: dict[str, float] = Field(..., why="the values that it was told about the noise")
+    digests: dict[str, str] = Field(..., why="SHA-256 of data, partition and given labels")
+    last5: LastRounds = Field(..., why="means over the last five rounds")
+    label_noise_before: float | None = Field(..., unit="%", why="of the given labels; null without truth")
+    label_noise_after: float | None = Field(..., unit="%", why="of the labels at the end")
+    rounds: int = Field(..., ge=0, why="completed")
+    bytes_up: int = Field(..., ge=0, unit="bytes", why="in all")
+    bytes_down: int = Field(..., ge=0, unit="bytes", why="in all")
+    images: dict[str, int] = Field(..., why="trained, passed, skipped, in all")
+    seconds: dict[str, float] = Field(..., unit="s", why="by part, in all")
+    peak_memory: int = Field(..., ge=0, unit="bytes", why="the highest of all rounds")
+    digest: str = Field(..., why="of the whole run; equal for equal settings on equal hardware")
+    environment: dict[str, Any] = Field(..., why="versions, commit, machine, device, lanes")
+    curves: Curves = Field(..., why="from which the accuracies are computed")
+
+    @model_validator(mode="after")
+    def _provenance_is_complete(self) -> Entry:
+        missing = [f"digests.{name}" for name in DIGESTS if not self.digests.get(name)]
+        missing += [f"environment.{name}" for name in PROVENANCE if not self.environment.get(name)]
+        packages = self.environment.get("packages") or {}
+        missing += [f"environment.packages.{name}" for name in PACKAGES if not packages.get(name)]
+        if missing:
+            advice = ""
+            if "environment.commit" in missing:
+                advice = "; an installed wheel knows no commit, so say it in FLNOISEBENCH_COMMIT when running"
+            raise ValueError(f"no row without provenance, and this lacks {', '.join(missing)}{advice}")
+        if len(self.curves.accuracy) != self.rounds:
+            raise ValueError(f"{self.rounds} rounds, and curves of {len(self.curves.accuracy)}")
+        return self
+
+    @property
+    def accuracy(self) -> Accuracy:
+        return Accuracy.of(self.curves.accuracy)
+
+    @property
+    def hardware(self) -> tuple[str, ...]:
+        """What has to be equal for seconds to be comparable, as text."""
+        said = self.environment
+        names = ("device", "devices", "processor", "executor", "lanes")
+        return tuple(str(said.get(name, "")) for name in names)
+
+    @property
+    def arithmetic(self) -> tuple[str, ...]:
+        """What has to be equal for bits to be equal, apart from the code: machine and libraries, as text."""
+        said = self.environment
+        names = ("device", "processor", "system", "cuda", "cudnn")
+        libraries = said["packages"]
+        return (*(str(said.get(name, "")) for name in names), *(str(libraries.get(n, "")) for n in PACKAGES[:2]))
+
+    @property
+    def code(self) -> tuple[str, str]:
+        """Commit and SHA-256 of the method's file."""
+        return self.environment["commit"], self.environment["method_sha256"]
+
+    def path(self, leaderboards: Path) -> Path:
+        """Where it lies in a leaderboard's folder."""
+        folder = self.settings.folder(leaderboards / RESULTS)
+        return folder.with_name(folder.name + ".json")
+
+    @classmethod
+    def of(cls, folder: Path) -> Entry:
+        """Of a run's folder.  Raises FileNotFoundError while it is unfinished; ValueError when a file is damaged, when
+        result and records contradict each other, or when it does not say where it comes from."""
+        result, rounds = records.load_result(folder), records.load_records(folder)
+        if result.rounds > len(rounds):
+            raise ValueError(f"{folder}: result.json tells of {result.rounds} rounds, records.jsonl of {len(rounds)}")
+        rounds = rounds[: result.rounds]
+        if Accuracy.of([record.accuracy for record in rounds]) != result.accuracy:
+            raise ValueError(f"{folder}: the accuracies of result.json do not follow from records.jsonl")
+        if rounds and rounds[-1].digest != result.digest:
+            raise ValueError(f"{folder}: the digests of result.json and records.jsonl differ")
+        content = {
+            name: getattr(result, name)
+            for name in cls.model_fields
+            if name not in ("schema_version", "curves", "last5")
+        }
+        content["failure"] = result.failure and result.failure.splitlines()[0]
+        try:
+            # the records know these means too, so that runs of before the result kept them have rows
+            return cls(**content, last5=LastRounds.of(rounds), curves=Curves.of(rounds))
+        except ValueError as error:
+            raise ValueError(f"{folder}: {'; '.join(_messages(error))}") from error
+
+
+def _messages(error: ValueError) -> list[str]:
+    found = getattr(error, "errors", None)
+    return [str(one["msg"]).removeprefix("Value error, ") for one in found()] if found else [str(error)]
+
+
+def dump(entry: Entry) -> str:
+    """The file's text: a line an item, so that a change of one is a change of one line."""
+    items = entry.model_dump(mode="json").items()
+    lines = [f"{json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in items]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def save(entry: Entry, leaderboards: Path) -> Path:
+    path = entry.path(leaderboards)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    records.replace(path, dump(entry).encode())
+    return path
+
+
+def load(path: Path) -> Entry:
+    """Raises ValueError that names the file and what is wrong in it."""
+    return records.parse(Entry, path.read_bytes(), str(path))
+
+
+def load_all(leaderboards: Path) -> list[Entry]:
+    """All entries of a leaderboard's folder, sorted by path."""
+    return [load(path) for path in sorted((leaderboards / RESULTS).rglob("*.json"))]
+
+
+def runs_below(folders: Iterable[Path]) -> list[Path]:
+    """The folders of all runs in or below these, each once, sorted.  Raises ValueError where there is none."""
+    found: dict[Path, None] = {}
+    for folder in folders:
+        here = sorted(path.parent for path in folder.rglob("settings.json")) if folder.is_dir() else []
+        if not here:
+            raise ValueError(f"{folder} holds no run (no settings.json in it or below it)")
+        found.update(dict.fromkeys(here))
+    return list(found)

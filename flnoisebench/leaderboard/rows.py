@@ -1,0 +1,437 @@
+"""The leaderboard's rows: what the columns mean, and how they follow from entries.
+
+A row is a cell: one method, with one choice of settings, in one scenario under one budget; its numbers are over the
+draws of the scenario and the seeds of the runs.  ``rows_of`` is the only place where a row is made.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from flnoisebench import protocols, registry
+from flnoisebench.api import Config, Field
+from flnoisebench.leaderboard.entries import Entry
+from flnoisebench.scenario.noise import reads
+from flnoisebench.settings import Settings
+
+REFERENCE = "fedavg"  # costs are given relative to it, as the papers do
+
+Flag = Literal[
+    "single-draw",  # no spread over draws, so nothing can be said of another draw
+    "wrong-protocol",  # the budget is not the data set's own
+    "failed-runs",  # some runs failed and are in no mean
+    "choosing-set",  # accuracies are on images that values were, or may have been, chosen on
+    "unstated-choices",  # values were set by hand, and nobody said on what they were chosen
+    "mixed-commits",  # the runs were made by different code
+    "uncommitted",  # the code differed from its commit
+    "mixed-hardware",  # the costs are means over different machines
+    "not-installable",  # the method is a file by its path and no entry point, so that nobody else can run it
+]
+FLAGS: tuple[Flag, ...] = get_args(Flag)
+
+
+class Row(Config):
+    """A line of ``leaderboards/<dataset>.csv``; the columns are these fields in this order.
+
+    An empty cell is a number that there is none of.  Lists are separated by blanks; digests are cut to 16 hex digits
+    and stand as ``draw:digest`` (of runs ``draw-seed:digest``); the entries hold them whole.
+    """
+
+    # what it is
+    dataset: str = Field(..., why="the registry's name")
+    scenario: str = Field(..., why="the scenario's slug: noise, partition, clients, hold-out; draw apart")
+    noise: str = Field(..., why="the noise preset")
+    rho: float | None = Field(..., unit="share of clients", why="noisy clients; empty where the law does not read it")
+    tau: float | None = Field(..., unit="share of samples", why="noise level; empty where the law does not read it")
+    partition: str = Field(..., why="law and parameters, as in the slug")
+    clients: int = Field(..., ge=1, unit="clients", why="in the federation, as drawn")
+    protocol: str = Field(..., why="the shipped budget that it came from")
+    rounds: int = Field(..., ge=1, unit="rounds", why="of the budget")
+    local_epochs: int = Field(..., ge=1, unit="epochs", why="of the budget")
+    batch: int = Field(..., ge=1, unit="samples", why="of the budget")
+    optimiser: str = Field(..., why="name, momentum and weight decay")
+    lr: float = Field(..., gt=0, why="in the first round")
+    lr_schedule: str = Field(..., why="over the server's rounds")
+    model: str = Field(..., why="the encoder")
+    precision: str = Field(..., why="of the arithmetic")
+    participation: float = Field(..., gt=0, le=1, unit="share of clients a round", why="of the budget")
+    track: str = Field(..., why="whose budget: common, own or tuned")
+    evaluate_on: str = Field(..., why="the images that accuracies are on")
+    oracle: str = Field(
+        "", why="who removed the noise by the truth; with one the row is a bound and no method's result"
+    )
+    method: str = Field(..., why="the registry's name")
+    title: str = Field(..., why="the method's, as people read it")
+    preset: str = Field(..., why="the settings that it started from")
+    changed: str = Field("", why="what was set by hand on top: a JSON object, or empty")
+    choices: str = Field(..., why="on which images that was chosen")
+    conditions: str = Field("", why="what the method needs beyond the reference; separated by '; '")
+    told: str = Field("", why="what it is told about the noise")
+    settings: str = Field(..., why="10 hex digits over all settings that change results, seed and scenario apart")
+
+    # results, over the complete runs; accuracies are means over a run's last five rounds unless said otherwise
+    n: int = Field(..., ge=0, unit="runs", why="complete ones: all means are over them")
+    failed: int = Field(..., ge=0, unit="runs", why="that a client, a loss or an upload stopped")
+    draws: str = Field(..., why="of the scenario, of the complete runs")
+    seeds: str = Field(..., why="of the runs, of the complete ones")
+    accuracy_mean: float | None = Field(..., unit="%", why="the number that tables show")
+    accuracy_std_seeds: float | None = Field(
+        ..., unit="%", why="sample standard deviation over draws and seeds; empty for one run"
+    )
+    accuracy_std_rounds: float | None = Field(
+        ..., unit="%", why="mean over runs of the standard deviation over the last five rounds: what the papers print"
+    )
+    accuracy_last10: float | None = Field(..., unit="%", why="mean over the last ten rounds")
+    accuracy_final: float | None = Field(..., unit="%", why="last round")
+    oracle_best: float | None = Field(..., unit="%", why="best round, chosen on the reported images: never a result")
+    balanced_accuracy: float | None = Field(..., unit="%", why="mean of the per-class recalls")
+    macro_f1: float | None = Field(..., unit="%", why="mean of the per-class F1")
+    calibration_error: float | None = Field(..., unit="%", why="15 equal bins of max softmax(scores)")
+    label_noise_before: float | None = Field(..., unit="%", why="wrong given labels; empty without truth")
+    label_noise_after: float | None = Field(..., unit="%", why="wrong labels among those trained on at the end")
+    clients_precision: float | None = Field(..., unit="%", why="noisy clients among those claimed to be")
+    clients_recall: float | None = Field(..., unit="%", why="claimed ones among the noisy clients")
+    samples_precision: float | None = Field(..., unit="%", why="wrong labels among those claimed to be")
+    samples_recall: float | None = Field(..., unit="%", why="claimed ones among the wrong labels")
+    relabel_precision: float | None = Field(..., unit="%", why="right labels among the changed ones")
+    relabel_recall: float | None = Field(..., unit="%", why="wrong given labels that were mended")
+    relabel_harm: float | None = Field(..., unit="%", why="right given labels that were spoilt")
+
+    # costs, means over the complete runs; ratios to the reference method's runs, paired by draw, in the same scenario,
+    # under the same budget, on the same hardware
+    bytes_up: int | None = Field(..., unit="bytes", why="payload of all uploads of a run")
+    bytes_down: int | None = Field(..., unit="bytes", why="payload of all messages of a run")
+    images_trained: int | None = Field(..., unit="images", why="passed an encoder with gradient, in a run")
+    images_passed: int | None = Field(..., unit="images", why="passed an encoder without gradient, in a run")
+    seconds_per_round: float | None = Field(..., unit="s", why="wall time, with evaluation and digests")
+    peak_memory: int | None = Field(..., unit="bytes", why="of the device, or of the process on a CPU")
+    bytes_up_ratio: float | None = Field(..., unit="times the reference", why="as above")
+    bytes_down_ratio: float | None = Field(..., unit="times the reference", why="as above")
+    images_ratio: float | None = Field(..., unit="times the reference", why="of the images trained")
+    seconds_ratio: float | None = Field(..., unit="times the reference", why="as above")
+    peak_memory_ratio: float | None = Field(..., unit="times the reference", why="as above")
+
+    flags: str = Field("", why="what to doubt about the row, separated by blanks: see Flag")
+
+    # where it comes from; several values are separated by '; '
+    device: str = Field(..., why="GPU, or cpu, with the processor where it is recorded")
+    devices: str = Field(..., unit="devices", why="that shared a run")
+    executor: str = Field(..., why="how clients ran")
+    lanes: str = Field(..., unit="clients", why="trained at once")
+    torch: str = Field(..., why="version")
+    version: str = Field(..., why="of flnoisebench")
+    commit: str = Field(..., why="of flnoisebench; '+changes' when the tree differed from it")
+    method_sha256: str = Field(..., why="of the method's file, 16 hex digits")
+    data_digest: str = Field(..., why="of images and labels, 16 hex digits")
+    partition_digests: str = Field(..., why="who holds what, by draw")
+    labels_digests: str = Field(..., why="the given labels, by draw")
+    run_digests: str = Field(..., why="states, uploads and predictions, by draw and seed")
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        return tuple(self.flags.split())
+
+    @property
+    def name(self) -> str:
+        """The method with all that distinguishes it from its default, as people read it."""
+        parts = [self.title]
+        if self.preset != default_preset(self.method):
+            parts.append(f"preset {self.preset}")
+        parts += [
+            f"{name}={_text(value)}" for name, value in (json.loads(self.changed) if self.changed else {}).items()
+        ]
+        if self.oracle:
+            parts.append(f"oracle {self.oracle}")
+        return ", ".join(parts)
+
+    @property
+    def contender(self) -> tuple[str, str, str, str]:
+        """What is compared across scenarios: the method with preset, changes and oracle."""
+        return self.method, self.preset, self.changed, self.oracle
+
+    @property
+    def arena(self) -> tuple[Any, ...]:
+        """What two rows must share to be compared: data set, scenario, budget and model, track, evaluation images."""
+        return (
+            self.dataset, self.scenario, self.track, self.evaluate_on, self.protocol, self.rounds, self.local_epochs,
+            self.batch, self.model, self.participation, self.precision,
+            *((self.optimiser, self.lr, self.lr_schedule) if self.track == "common" else ()),
+        )  # fmt: skip
+
+
+COLUMNS = tuple(Row.model_fields)
+
+
+def default_preset(method: str) -> str | None:
+    """The first preset of an installed method; None of one that is not installed here."""
+    try:
+        return next(iter(registry.load_method(method).presets))
+    except ValueError:
+        return None
+
+
+# ------------------------------------------------------------------------------------------------- the cells
+
+
+def cell_of(entry: Entry) -> tuple[str, ...]:
+    """What distinguishes rows: data set, scenario, settings with budget, and how these were said."""
+    settings = entry.settings
+    scene = settings.scenario
+    changed = json.dumps(settings.changed, sort_keys=True)
+    return scene.dataset, scene.slug, settings.key, settings.track, settings.preset, changed
+
+
+def rows_of(entries: Iterable[Entry]) -> list[Row]:
+    """The rows of these entries, sorted.  Raises UnknownName for a data set that is not installed: its rows could not
+    be held against its protocol."""
+    entries = sorted(entries, key=lambda entry: (cell_of(entry), entry.settings.scenario.draw, entry.settings.seed))
+    cells: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
+    for entry in entries:
+        cells[cell_of(entry)].append(entry)
+    reference = _references(entries)
+    return sorted((_row(cell, reference) for cell in cells.values()), key=_order)
+
+
+def _order(row: Row) -> tuple[Any, ...]:
+    """Scenario by scenario, within it budget by budget, the oracles last, then by method."""
+    return (
+        row.dataset, row.noise, row.rho or 0.0, row.tau or 0.0, row.scenario, row.protocol, row.rounds, row.track,
+        row.evaluate_on, row.oracle, row.method, row.preset, row.changed, row.settings,
+    )  # fmt: skip
+
+
+def _row(cell: Sequence[Entry], reference: Mapping[tuple[Any, ...], list[Entry]]) -> Row:
+    first = cell[0]
+    settings, scene, budget = first.settings, first.settings.scenario, first.settings.protocol
+    done = [entry for entry in cell if entry.status == "complete"]
+    accuracies = [entry.accuracy for entry in done]
+    means = [accuracy.last5_mean for accuracy in accuracies if accuracy.last5_mean is not None]
+
+    def mean(values: Iterable[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return round(statistics.fmean(known), 4) if known else None
+
+    def whole(values: Iterable[int]) -> int | None:
+        known = list(values)
+        return round(statistics.fmean(known)) if known else None
+
+    def ratio(cost: Any) -> float | None:
+        pairs = [(entry, other) for entry in done for other in reference.get(_pairing(entry), ())]
+        found = [cost(entry) / cost(other) for entry, other in pairs if cost(other)]
+        return _figures(statistics.fmean(found)) if found else None
+
+    def judged(name: str) -> float | None:
+        return mean(entry.last5.judged.get(name) for entry in done)
+
+    environments = [entry.environment for entry in cell]
+    return Row(
+        dataset=scene.dataset,
+        scenario=scene.slug,
+        noise=scene.noise_name,
+        rho=scene.noise.rho if "rho" in reads(scene.noise) else None,
+        tau=scene.noise.tau if "tau" in reads(scene.noise) else None,
+        partition=scene.slug.split("_")[1],
+        clients=scene.clients,
+        protocol=budget.name,
+        rounds=budget.rounds,
+        local_epochs=budget.local_epochs,
+        batch=budget.batch,
+        optimiser=_optimiser(settings),
+        lr=budget.optimiser.lr,
+        lr_schedule=budget.lr_schedule,
+        model=budget.model,
+        precision=budget.precision,
+        participation=budget.participation,
+        track=settings.track,
+        evaluate_on=settings.evaluate_on,
+        oracle=settings.oracle or "",
+        method=settings.method,
+        title=str(first.card["title"]),
+        preset=settings.preset,
+        changed=json.dumps(settings.changed, sort_keys=True) if settings.changed else "",
+        choices=_joined((entry.settings.choices for entry in cell), " "),
+        conditions="; ".join(first.card.get("conditions", ())),
+        told=" ".join(first.card.get("told", ())),
+        settings=settings.key,
+        n=len(done),
+        failed=len(cell) - len(done),
+        draws=_joined((entry.settings.scenario.draw for entry in done), " "),
+        seeds=_joined((entry.settings.seed for entry in done), " "),
+        accuracy_mean=mean(means),
+        accuracy_std_seeds=round(statistics.stdev(means), 4) if len(means) > 1 else None,
+        accuracy_std_rounds=mean(accuracy.last5_std for accuracy in accuracies),
+        accuracy_last10=mean(accuracy.last10_mean for accuracy in accuracies),
+        accuracy_final=mean(accuracy.final for accuracy in accuracies),
+        oracle_best=mean(accuracy.oracle for accuracy in accuracies),
+        balanced_accuracy=mean(entry.last5.balanced_accuracy for entry in done),
+        macro_f1=mean(entry.last5.macro_f1 for entry in done),
+        calibration_error=mean(entry.last5.calibration_error for entry in done),
+        label_noise_before=mean(entry.label_noise_before for entry in done),
+        label_noise_after=mean(entry.label_noise_after for entry in done),
+        clients_precision=judged("clients_precision"),
+        clients_recall=judged("clients_recall"),
+        samples_precision=judged("samples_precision"),
+        samples_recall=judged("samples_recall"),
+        relabel_precision=judged("relabel_precision"),
+        relabel_recall=judged("relabel_recall"),
+        relabel_harm=judged("relabel_harm"),
+        bytes_up=whole(entry.bytes_up for entry in done),
+        bytes_down=whole(entry.bytes_down for entry in done),
+        images_trained=whole(_images(entry) for entry in done),
+        images_passed=whole(entry.images.get("passed", 0) for entry in done),
+        seconds_per_round=_figures(statistics.fmean(map(_seconds, done))) if done else None,
+        peak_memory=whole(entry.peak_memory for entry in done),
+        bytes_up_ratio=ratio(lambda entry: entry.bytes_up),
+        bytes_down_ratio=ratio(lambda entry: entry.bytes_down),
+        images_ratio=ratio(_images),
+        seconds_ratio=ratio(_seconds),
+        peak_memory_ratio=ratio(lambda entry: entry.peak_memory),
+        flags=" ".join(flags_of(cell)),
+        device=_joined(_device(said) for said in environments),
+        devices=_joined(said.get("devices", 1) for said in environments),
+        executor=_joined(said["executor"] for said in environments),
+        lanes=_joined(said["lanes"] for said in environments),
+        torch=_joined(said["packages"]["torch"] for said in environments),
+        version=_joined(said["packages"]["flnoisebench"] for said in environments),
+        commit=_joined(said["commit"] for said in environments),
+        method_sha256=_joined(said["method_sha256"][:16] for said in environments),
+        data_digest=_joined(entry.digests["data"][:16] for entry in cell),
+        partition_digests=_by_draw(cell, "partition"),
+        labels_digests=_by_draw(cell, "labels"),
+        run_digests=" ".join(
+            f"{entry.settings.scenario.draw}-{entry.settings.seed}:{entry.digest[:16]}" for entry in done
+        ),
+    )
+
+
+def _images(entry: Entry) -> int:
+    return entry.images.get("trained", 0)
+
+
+def _seconds(entry: Entry) -> float:
+    return entry.seconds.get("round", 0.0) / max(entry.rounds, 1)
+
+
+def _budget(settings: Settings) -> tuple[Any, ...]:
+    """What a round costs depends on: the learning rate does not belong to it."""
+    said = settings.protocol
+    return said.rounds, said.local_epochs, said.batch, said.last_batch, said.participation, said.model, said.precision
+
+
+def _pairing(entry: Entry) -> tuple[Any, ...]:
+    settings = entry.settings
+    scene = settings.scenario
+    return scene.dataset, scene.slug, scene.draw, _budget(settings), settings.evaluate_on, entry.hardware
+
+
+def _references(entries: Iterable[Entry]) -> dict[tuple[Any, ...], list[Entry]]:
+    found: dict[tuple[Any, ...], list[Entry]] = defaultdict(list)
+    for entry in entries:
+        if (entry.settings.method, entry.settings.oracle, entry.status) == (REFERENCE, None, "complete"):
+            found[_pairing(entry)].append(entry)
+    return found
+
+
+def _optimiser(settings: Settings) -> str:
+    said = settings.protocol.optimiser
+    return f"{said.name} momentum={_text(said.momentum)} weight_decay={_text(said.weight_decay)}"
+
+
+def _device(said: Mapping[str, Any]) -> str:
+    processor = said.get("processor")
+    return f"{said['device']} ({processor})" if said["device"] == "cpu" and processor else str(said["device"])
+
+
+def _by_draw(cell: Sequence[Entry], name: str) -> str:
+    return _joined((f"{entry.settings.scenario.draw}:{entry.digests[name][:16]}" for entry in cell), " ")
+
+
+def _joined(values: Iterable[Any], by: str = "; ") -> str:
+    """Each once, in order of appearance (the entries are sorted by draw and seed)."""
+    return by.join(dict.fromkeys(map(str, values)))
+
+
+def _figures(value: float) -> float:
+    """Four significant figures: nobody's clock is better."""
+    return float(f"{value:.4g}")
+
+
+# ------------------------------------------------------------------------------------------------- doubts
+
+
+def flags_of(cell: Sequence[Entry]) -> list[Flag]:
+    """What to doubt about a row of these entries, in the order of Flag."""
+    done = [entry for entry in cell if entry.status == "complete"]
+    settings = cell[0].settings
+    commits = {entry.code[0] for entry in cell}
+    found = {
+        "single-draw": len({entry.settings.scenario.draw for entry in done}) == 1,
+        "wrong-protocol": not follows_protocol(settings),
+        "failed-runs": len(done) < len(cell),
+        "choosing-set": any(chosen_on_reported(entry.settings) for entry in cell),
+        "unstated-choices": any(entry.settings.choices == "unstated" and entry.settings.changed for entry in cell),
+        "mixed-commits": len({entry.code for entry in cell}) > 1,
+        "uncommitted": any(commit.endswith("+changes") for commit in commits),
+        "mixed-hardware": len({entry.hardware for entry in cell}) > 1,
+        "not-installable": ".py" in settings.method,
+    }
+    return [flag for flag in FLAGS if found[flag]]
+
+
+def chosen_on_reported(settings: Settings) -> bool:
+    """Whether accuracies are on images that are for choosing, or that values were chosen on."""
+    chosen, reported = settings.choices, settings.evaluate_on
+    if reported not in ("test", "test-b"):
+        return True
+    return chosen == reported or (chosen.startswith("test") and "test" in (chosen, reported))
+
+
+def follows_protocol(settings: Settings) -> bool:
+    """Whether the budget is the data set's own.  In the track common all of it counts, but for the precision, which is
+    the hardware's; elsewhere the file, the model and the participation, since the recipe is the method's."""
+    wanted = protocols.load(registry.load_dataset(settings.scenario.dataset).protocol)
+    said = settings.protocol
+    if settings.track == "common":
+        return said.model_copy(update={"precision": wanted.precision}) == wanted
+    return (said.name, said.model, said.participation) == (wanted.name, wanted.model, wanted.participation)
+
+
+# -------------------------------------------------------------------------------------------------- as text
+
+
+def _text(value: Any) -> str:
+    """A value as a cell: whole floats without their ``.0``, nothing as nothing."""
+    if value is None:
+        return ""
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def cells(row: Row) -> list[str]:
+    """The row's cells in the order of COLUMNS."""
+    return [_text(getattr(row, name)) for name in COLUMNS]
+
+
+def row_from(texts: Mapping[str, str]) -> Row:
+    """A row from cells by column.  Raises pydantic.ValidationError that names the columns."""
+    empty = {name for name, info in Row.model_fields.items() if info.annotation is not str}
+    return Row.model_validate({name: None if text == "" and name in empty else text for name, text in texts.items()})
+
+
+def csv_text(rows: Iterable[Row]) -> str:
+    """A leaderboard's file: the columns' names, then a line a row."""
+    whole = io.StringIO()
+    writer = csv.writer(whole, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(map(cells, rows))
+    return whole.getvalue()
+
+
+def read_csv(text: str) -> list[Row]:
+    """The rows of a leaderboard's file that ``verify`` has nothing against."""
+    return [row_from(line) for line in csv.DictReader(io.StringIO(text))]

@@ -1,0 +1,258 @@
+"""Tables as papers print them: methods by noise level, the best in bold, published numbers beside ours on request."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flnoisebench import published
+from flnoisebench.leaderboard.rows import REFERENCE, Row
+from flnoisebench.published import Published
+
+FORMATS = ("markdown", "latex", "csv")
+DOUBT = "†"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method in a scenario.  row: None where there is none.  best: the highest mean of the column, oracles apart."""
+
+    row: Row | None
+    best: bool = False
+    printed: tuple[Published, ...] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """One noise preset on one federation under one budget.  lines: a name and a cell a level."""
+
+    title: str
+    levels: tuple[str, ...]
+    lines: tuple[tuple[str, tuple[Cell, ...]], ...]
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def with_published(self) -> bool:
+        return any(cell.printed for _, cells in self.lines for cell in cells)
+
+
+def tables(rows: Iterable[Row], *, with_published: bool = False) -> list[Table]:
+    """A table for all rows that differ in noise level and method alone, in the order of the rows."""
+    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[_group(row)].append(row)
+    return [_table(group, with_published) for group in groups.values()]
+
+
+def _level(row: Row) -> tuple[float, float, str]:
+    """What orders and names a column: rho, tau, and the noise as the slug says it."""
+    return row.rho or 0.0, row.tau or 0.0, row.scenario.split("_")[0]
+
+
+def _group(row: Row) -> tuple[Any, ...]:
+    federation = row.scenario.split("_")[1:]
+    return row.dataset, row.noise, *federation, *(part for part in row.arena if part != row.scenario)
+
+
+def _table(rows: Sequence[Row], with_published: bool) -> Table:
+    first = rows[0]
+    levels = sorted({_level(row) for row in rows})
+    names = _names(rows)
+    found: dict[str, dict[tuple[float, float, str], Row]] = defaultdict(dict)
+    for row in rows:
+        found[names[row]][_level(row)] = row
+    best = {
+        level: max((_rounded(r) for r in rows if _level(r) == level and _counts(r)), default=None) for level in levels
+    }
+
+    def cell(row: Row | None, level: tuple[float, float, str]) -> Cell:
+        if row is None:
+            return Cell(None)
+        printed: list[Published] = []
+        if with_published and not row.changed and not row.oracle:
+            printed = published.beside(row.dataset, row.noise, row.rho, row.tau, row.clients, row.partition, row.method)
+        return Cell(row, _counts(row) and _rounded(row) == best[level], tuple(printed))
+
+    def order(name: str) -> tuple[bool, bool, str]:
+        one = next(iter(found[name].values()))
+        return bool(one.oracle), one.method != REFERENCE, name.lower()
+
+    lines = tuple(
+        (name, tuple(cell(found[name].get(level), level) for level in levels)) for name in sorted(found, key=order)
+    )
+    title = (
+        f"{first.dataset}, {first.noise}, {first.partition}, {first.clients} clients, track {first.track}, "
+        f"{first.rounds} rounds, {first.model}, {first.precision}"
+    )
+    if first.evaluate_on != "test":
+        title += f", measured on {first.evaluate_on}"
+    labels = tuple(
+        f"({_short(rho)}, {_short(tau)})" if rows_at(rows, level)[0].rho is not None and tau else slug
+        for level in levels
+        for rho, tau, slug in [level]
+    )
+    return Table(title, labels, lines, tuple(_notes(rows, names, lines)))
+
+
+def rows_at(rows: Iterable[Row], level: tuple[float, float, str]) -> list[Row]:
+    return [row for row in rows if _level(row) == level]
+
+
+def _counts(row: Row) -> bool:
+    """Whether a row can be the best of its column: an oracle is a bound, and no method's result."""
+    return row.accuracy_mean is not None and not row.oracle
+
+
+def _rounded(row: Row) -> float:
+    return round(row.accuracy_mean or 0.0, 2)
+
+
+def _names(rows: Sequence[Row]) -> dict[Row, str]:
+    """The rows' names; with the settings' digits where two rows of a level would have one name."""
+    plain = {row: row.name for row in rows}
+    taken: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        taken[(plain[row], _level(row))].append(row)
+    double = {name for (name, _), same in taken.items() if len(same) > 1}
+    return {row: f"{name} [{row.settings}]" if name in double else name for row, name in plain.items()}
+
+
+def _notes(rows: Sequence[Row], names: dict[Row, str], lines: Sequence[tuple[str, tuple[Cell, ...]]]) -> list[str]:
+    notes = ["accuracy in %, mean of the last five rounds ± standard deviation over n draws and seeds (n)"]
+    printed = {one for _, cells in lines for cell in cells for one in cell.printed}
+    for source in sorted({one.source for one in printed}):
+        rounds = sorted({one.rounds for one in printed if one.source == source and one.rounds})
+        length = f", after {' or '.join(map(str, rounds))} rounds (here {rows[0].rounds})" if rounds else ""
+        notes.append(f"published: {source}{length}; its ± is the source's own, and not over draws and seeds")
+    doubted: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        for flag in row.doubts:
+            if names[row] not in doubted[flag]:
+                doubted[flag].append(names[row])
+    notes += [f"{DOUBT} {flag}: {', '.join(who)}" for flag, who in doubted.items()]
+    return notes
+
+
+def _short(value: float) -> str:
+    """.6, as papers print it."""
+    return repr(value).removeprefix("0") if 0 < value < 1 else repr(value).removesuffix(".0")
+
+
+def _ours(row: Row | None, plus_minus: str) -> str:
+    if row is None:
+        return ""
+    if row.accuracy_mean is None:
+        return "failed" if row.failed else "-"
+    spread = "" if row.accuracy_std_seeds is None else f" {plus_minus} {row.accuracy_std_seeds:.2f}"
+    return f"{row.accuracy_mean:.2f}{spread} ({row.n})"
+
+
+def _theirs(printed: Sequence[Published], plus_minus: str) -> str:
+    return " / ".join(
+        f"{one.accuracy:.2f}" + ("" if one.std is None else f" {plus_minus} {one.std:.2f}") for one in printed
+    )
+
+
+def _headings(table: Table) -> list[str]:
+    found = []
+    for level in table.levels:
+        found += [level, "published"] if table.with_published else [level]
+    return found
+
+
+def markdown(table: Table) -> str:
+    """GitHub's table, with the notes below."""
+
+    def row(cells: Iterable[str]) -> str:
+        return "| " + " | ".join(text.replace("|", r"\|") for text in cells) + " |"
+
+    lines = [f"**{table.title}**", "", row(["method", *_headings(table)])]
+    lines.append("|---" * (1 + len(_headings(table))) + "|")
+    for name, cells in table.lines:
+        texts = [name]
+        for cell in cells:
+            text = _ours(cell.row, "±")
+            doubt = DOUBT if cell.row and cell.row.flags else ""
+            texts.append((f"**{text}**" if cell.best else text) + doubt)
+            if table.with_published:
+                texts.append(_theirs(cell.printed, "±"))
+        lines.append(row(texts))
+    return "\n".join([*lines, "", *(f"- {note}" for note in table.notes)]) + "\n"
+
+
+_ESCAPES = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{",
+            "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
+            DOUBT: r"$^\dagger$"}  # fmt: skip
+
+
+def _escaped(text: str) -> str:
+    return "".join(_ESCAPES.get(sign, sign) for sign in text)
+
+
+def latex(table: Table) -> str:
+    r"""A ``table`` environment with booktabs' rules (``\usepackage{booktabs}``)."""
+    headings = _headings(table)
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{_escaped(table.title)}. {_escaped('; '.join(table.notes))}.}}",
+    ]
+    lines += [rf"\begin{{tabular}}{{l{'c' * len(headings)}}}", r"\toprule"]
+    lines += [" & ".join(["method", *map(_escaped, headings)]) + r" \\", r"\midrule"]
+    for name, cells in table.lines:
+        texts = [_escaped(name)]
+        for cell in cells:
+            text = _escaped(_ours(cell.row, "±"))
+            doubt = _ESCAPES[DOUBT] if cell.row and cell.row.flags else ""
+            texts.append((rf"\textbf{{{text}}}" if cell.best else text) + doubt)
+            if table.with_published:
+                texts.append(_escaped(_theirs(cell.printed, "±")))
+        lines.append(" & ".join(texts) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"]) + "\n"
+
+
+TIDY = (
+    "dataset", "scenario", "noise", "rho", "tau", "track", "evaluate_on", "oracle", "method", "name", "preset",
+    "changed", "settings", "n", "accuracy_mean", "accuracy_std_seeds", "best", "flags", "published", "published_std",
+    "source", "difference",
+)  # fmt: skip
+
+
+def tidy(found: Iterable[Table]) -> str:
+    """All tables as one CSV, a line a cell (and a published number, where there are several)."""
+    whole = io.StringIO()
+    writer = csv.DictWriter(whole, TIDY, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    for table in found:
+        for name, cells in table.lines:
+            for cell in cells:
+                if cell.row is None:
+                    continue
+                line = {**cell.row.model_dump(), "name": name, "best": cell.best}
+                for one in cell.printed or (None,):
+                    if one is None:
+                        writer.writerow(line)
+                        continue
+                    ours = cell.row.accuracy_mean
+                    gap = "" if ours is None else round(ours - one.accuracy, 4)
+                    writer.writerow(
+                        {
+                            **line,
+                            "published": one.accuracy,
+                            "published_std": one.std,
+                            "source": one.source,
+                            "difference": gap,
+                        }
+                    )
+    return whole.getvalue()
+
+
+def render(found: Sequence[Table], format: str) -> str:
+    """In one of FORMATS."""
+    if format == "csv":
+        return tidy(found)
+    return "\n".join((markdown if format == "markdown" else latex)(table) for table in found)

@@ -1,0 +1,509 @@
+"""Figures of runs, for papers: vector output, colours that the colour-blind can tell apart, and marks beside colours.
+
+Every function takes runs (``load``) and gives a matplotlib Figure; ``save`` writes it, as the same bytes for the same
+runs.  matplotlib is an extra (``plots``) and is imported when something is drawn.
+
+Runs that differ by draw and seed alone are one line: their mean, with a band of a standard deviation around it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flnoisebench import records, registry
+from flnoisebench.leaderboard.rows import default_preset
+from flnoisebench.records import RoundRecord, RunResult
+from flnoisebench.report import tolerance
+from flnoisebench.runs import below
+from flnoisebench.settings import Settings
+
+FORMATS = (".svg", ".pdf", ".png")
+# Okabe and Ito's palette ("Color Universal Design", 2008), the yellow left out: it vanishes on white
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+MARKERS = "osD^vPX*<>"
+STYLES = ("-", "--", ":", "-.")
+WIDTH = 3.4  # inches of a panel: two fit a page's width
+
+
+class Run(NamedTuple):
+    """A run as figures need it.  label: of its line; panel: what it shares a panel with; result: None if unfinished."""
+
+    label: str
+    panel: str
+    settings: Settings
+    rounds: list[RoundRecord]
+    result: RunResult | None
+
+    @property
+    def federation(self) -> dict[str, Any]:
+        if self.result is None:
+            raise ValueError(f"the run of {self.label} in {self.panel} is unfinished, and this needs its result")
+        return self.result.federation
+
+
+def load(folders: Iterable[Path]) -> list[Run]:
+    """The runs in or below these folders.  Raises ValueError where there is none, or one is damaged."""
+    found: dict[Path, Run] = {}
+    for folder in folders:
+        here = [one.folder for one in below(folder)]
+        if not here:
+            raise ValueError(f"{folder} holds no run (no settings.json in it or below it)")
+        for place in here:
+            settings = records.load_settings(place)
+            result = records.load_result(place) if (place / "result.json").exists() else None
+            found[place] = Run("", settings.scenario.slug, settings, records.load_records(place), result)
+    every = [run.settings for run in found.values()]
+    return [run._replace(label=name_of(run.settings, every)) for run in found.values()]
+
+
+def name_of(settings: Settings, among: Sequence[Settings]) -> str:
+    """The method with what distinguishes it from its default, less what all runs of it among these share."""
+    parts = [settings.subject]
+    alike = [other for other in among if other.subject == settings.subject]
+    if settings.preset != default_preset(settings.method) and len({other.preset for other in alike}) > 1:
+        parts.append(settings.preset)
+    absent = object()
+    parts += [
+        f"{name}={value}"
+        for name, value in settings.changed.items()
+        if any(other.changed.get(name, absent) != value for other in alike)
+    ]
+    return ", ".join(parts)
+
+
+def setting(settings: Settings, name: str) -> Any:
+    """The value of a setting: of the method (``alpha``), or protocol.NAME, partition.NAME, noise.NAME, clients.
+
+    Raises UnknownName with near misses.
+    """
+    scene = settings.scenario
+    places = {
+        "": {**settings.method_settings, "clients": scene.clients},
+        "protocol.": settings.protocol.model_dump(mode="json"),
+        "partition.": scene.partition.model_dump(mode="json"),
+        "noise.": scene.noise.model_dump(mode="json"),
+    }
+    known = _flat(places)
+    if name not in known:
+        raise registry.unknown("setting of these runs", name, list(known))
+    return known[name]
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, dict):
+            inner = prefix + name
+            found |= _flat(value, inner if not inner or inner.endswith(".") else f"{inner}.")
+        else:
+            found[prefix + name] = value
+    return found
+
+
+# -------------------------------------------------------------------------------------------------- drawing
+
+
+def _matplotlib() -> Any:
+    try:
+        import matplotlib
+    except ModuleNotFoundError as error:
+        raise ValueError("figures need matplotlib: pip install 'flnoisebench[plots]'") from error
+    return matplotlib
+
+
+STYLE = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.5,
+    "legend.frameon": False,
+    "legend.fontsize": 7,
+    "lines.linewidth": 1.2,
+    "pdf.fonttype": 42,  # TrueType: publishers refuse type 3
+    "svg.hashsalt": "flnoisebench",  # else ids change with every drawing
+}
+
+
+def check_format(path: Path) -> None:
+    """Raises ValueError for an ending that is not of FORMATS."""
+    if path.suffix.lower() not in FORMATS:
+        raise ValueError(f"{path}: a figure's name ends in {', '.join(FORMATS)}")
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write it; the ending says how.  Raises ValueError for another ending."""
+    check_format(path)
+    dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {"Software": None}}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _matplotlib().rc_context(STYLE):
+        figure.savefig(path, metadata=dates[path.suffix.lower()], dpi=200)
+
+
+def _panels(rows: int, columns: int, height: float = 2.4, **options: Any) -> tuple[Any, Any]:
+    """(figure, axes [rows, columns])."""
+    _matplotlib()
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH * max(columns, 1.2), height * rows + 0.3), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def _looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Colour, marker and dash of each name: two that share a colour differ in the others."""
+    return {
+        name: {
+            "color": COLOURS[i % len(COLOURS)],
+            "marker": MARKERS[i % len(MARKERS)],
+            "linestyle": STYLES[(i // len(COLOURS)) % len(STYLES)],
+            "markersize": 3.5,
+        }
+        for i, name in enumerate(dict.fromkeys(names))
+    }
+
+
+def _series(runs: Iterable[Run], value: Callable[[RoundRecord], float | None]) -> tuple[Any, Any, Any]:
+    """(rounds from 1, mean, standard deviation) over runs; a round without a number in some run is left out, a
+    deviation is 0 where there is one run."""
+    columns: dict[int, list[float]] = defaultdict(list)
+    count = 0
+    for run in runs:
+        count += 1
+        for record in run.rounds:
+            if (number := value(record)) is not None:
+                columns[record.round + 1].append(number)
+    whole = {x: values for x, values in sorted(columns.items()) if len(values) == count}
+    x = np.array(list(whole))
+    mean = np.array([fmean(values) for values in whole.values()])
+    deviation = np.array([np.std(values, ddof=1) if count > 1 else 0.0 for values in whole.values()])
+    return x, mean, deviation
+
+
+def _curve(axes: Any, runs: Sequence[Run], value: Callable[[RoundRecord], float | None], label: str, look: Any) -> bool:
+    """Draw it; False, and nothing drawn, where no run has a number."""
+    x, mean, deviation = _series(runs, value)
+    if not len(x):
+        return False
+    axes.plot(x, mean, label=label, markevery=max(1, len(x) // 8), **look)
+    if deviation.any():
+        axes.fill_between(x, mean - deviation, mean + deviation, color=look["color"], alpha=0.18, lw=0)
+    return True
+
+
+def _grouped(runs: Iterable[Run], key: Callable[[Run], Any]) -> dict[Any, list[Run]]:
+    found: dict[Any, list[Run]] = defaultdict(list)
+    for run in runs:
+        found[key(run)].append(run)
+    return dict(found)
+
+
+def _accuracy(record: RoundRecord) -> float | None:
+    return record.accuracy
+
+
+def _noise(record: RoundRecord) -> float | None:
+    return record.label_noise
+
+
+def curves(runs: Sequence[Run]) -> Any:
+    """Accuracy by round, a panel a scenario, a line a method."""
+    panels = _grouped(runs, lambda run: run.panel)
+    looks = _looks(run.label for run in runs)
+    figure, axes = _panels(1, len(panels), height=3.0, sharey=True)
+    for place, (panel, inside) in zip(axes[0], panels.items(), strict=True):
+        for label, line in _grouped(inside, lambda run: run.label).items():
+            _curve(place, line, _accuracy, label, looks[label])
+        place.set(xlabel="round", title=panel)
+    axes[0, 0].set_ylabel("test accuracy (%)")
+    _legend(figure, axes)
+    return figure
+
+
+def _legend(figure: Any, axes: Any) -> None:
+    """One for all panels, below them."""
+    entries: dict[str, Any] = {}
+    for place in axes.flat:
+        handles, labels = place.get_legend_handles_labels()
+        entries |= dict(zip(labels, handles, strict=True))
+    figure.legend(
+        list(entries.values()), list(entries), loc="outside lower center", ncols=min(len(entries), 3) if entries else 1
+    )
+
+
+def _stacked(
+    runs: Sequence[Run], upper: Callable[[RoundRecord], float | None], title: str, missing: str, *, steps: bool = False
+) -> Any:
+    """Two panels over one axis of rounds (no second y axis, whose scale could say anything)."""
+    names = _names(runs)
+    looks = _looks(names.values())
+    figure, axes = _panels(2, 1, sharex=True)
+    drawn = False
+    for name, line in _grouped(runs, lambda run: names[_key(run)]).items():
+        look = dict(looks[name])
+        _curve(axes[1, 0], line, _accuracy, name, look)
+        drawn |= _curve(axes[0, 0], line, upper, name, {**look, "drawstyle": "steps-post"} if steps else look)
+    if not drawn:
+        raise ValueError(missing)
+    axes[0, 0].set_ylabel(title)
+    axes[1, 0].set(xlabel="round", ylabel="test accuracy (%)")
+    _legend(figure, axes)
+    return figure
+
+
+def _key(run: Run) -> tuple[str, str]:
+    return run.label, run.panel
+
+
+def _names(runs: Sequence[Run]) -> dict[tuple[str, str], str]:
+    """A name for every line: label or panel where that is enough, else both."""
+    labels, panels = {run.label for run in runs}, {run.panel for run in runs}
+    return {
+        (run.label, run.panel): run.label
+        if len(panels) == 1
+        else run.panel
+        if len(labels) == 1
+        else f"{run.label}, {run.panel}"
+        for run in runs
+    }
+
+
+def orthogonality(runs: Sequence[Run]) -> Any:
+    """The orthogonality index phi and accuracy, by round."""
+    return _stacked(
+        runs, lambda record: record.diagnostics.get("phi"), "orthogonality index φ",
+        "none of these runs has the diagnostic phi: methods with class covariances report it",
+    )  # fmt: skip
+
+
+def correction(runs: Sequence[Run]) -> Any:
+    """Label noise and accuracy, by round: through correction, under one or several partitions."""
+    return _stacked(runs, _noise, "label noise (%)", "of none of these runs the true labels are known", steps=True)
+
+
+def clients(runs: Sequence[Run]) -> Any:
+    """Wrong labels of each client before and after, a panel a line (mean over its runs)."""
+    names = _names(runs)
+    lines = _grouped(runs, lambda run: names[_key(run)])
+    figure, axes = _panels(1, len(lines), height=2.6, sharey=True)
+    for place, (name, line) in zip(axes[0], lines.items(), strict=True):
+        pairs = [
+            (run.result.wrong_labels_before, run.result.wrong_labels_after)
+            for run in line
+            if run.result is not None
+            and run.result.wrong_labels_before is not None
+            and run.result.wrong_labels_after is not None
+        ]
+        if not pairs:
+            raise ValueError(
+                f"{name}: no finished run says how many labels of each client are wrong: its data set has no truth, or "
+                "it was run by a version that did not write it down"
+            )
+        before, after = (np.mean([pair[i] for pair in pairs], axis=0) for i in (0, 1))
+        where = np.arange(len(before))
+        place.bar(where - 0.2, before, 0.4, color=COLOURS[0], label="before correction")
+        place.bar(where + 0.2, after, 0.4, color=COLOURS[1], hatch="////", edgecolor="white", lw=0, label="after")
+        place.set(xlabel="client", title=name)
+        place.grid(axis="x", visible=False)
+    axes[0, 0].set_ylabel("wrongly labelled samples")
+    _legend(figure, axes)
+    return figure
+
+
+def sensitivity(runs: Sequence[Run], over: str) -> Any:
+    """Accuracy by round for each value of a setting, and the reached accuracy over it (a line a scenario and method).
+
+    over: a setting's name, as ``setting`` takes it.  Raises ValueError where it has one value only.
+    """
+    values = {id(run): setting(run.settings, over) for run in runs}
+    ordered = sorted(set(values.values()), key=lambda value: (isinstance(value, str), value))
+    if len(ordered) < 2:
+        raise ValueError(f"{over} is {ordered[0]} in all of these runs; its effect needs two values or more")
+    figure, axes = _panels(1, 2, height=3.0)
+    first = runs[0].panel
+    by_value = _grouped((run for run in runs if run.panel == first), lambda run: values[id(run)])
+    colours = _looks(str(value) for value in ordered)
+    for value in ordered:
+        if value in by_value:
+            _curve(axes[0, 0], by_value[value], _accuracy, f"{over} = {value:g}" if isinstance(value, float)
+                   else f"{over} = {value}", colours[str(value)])  # fmt: skip
+    axes[0, 0].set(xlabel="round", ylabel="test accuracy (%)")
+    axes[0, 0].legend(ncols=2)
+    numeric = all(isinstance(value, int | float) for value in ordered)
+    place = {value: value if numeric else i for i, value in enumerate(ordered)}
+    panels = _grouped(runs, lambda run: run.panel)
+    looks = _looks(panels)
+    for panel, inside in panels.items():
+        points = []
+        for value, line in _grouped(inside, lambda run: values[id(run)]).items():
+            reached = [records.Accuracy.of([r.accuracy for r in run.rounds]).last5_mean for run in line]
+            known = [number for number in reached if number is not None]
+            if known:
+                points.append((place[value], fmean(known), float(np.std(known, ddof=1)) if len(known) > 1 else 0.0))
+        x, mean, deviation = zip(*sorted(points), strict=True)
+        axes[0, 1].errorbar(x, mean, yerr=deviation if any(deviation) else None, label=panel, capsize=2, **looks[panel])
+    if numeric and min(ordered) > 0 and max(ordered) / min(ordered) >= 10:
+        axes[0, 1].set_xscale("log")
+        axes[0, 1].xaxis.set_minor_formatter("")
+    if numeric:
+        axes[0, 1].set_xticks(ordered, [f"{value:g}" for value in ordered])
+    else:
+        axes[0, 1].set_xticks(list(place.values()), [str(value) for value in place])
+    axes[0, 1].set(xlabel=over, ylabel="accuracy, mean of last five rounds (%)")
+    if len(panels) > 1:
+        axes[0, 1].legend()
+    return figure
+
+
+COSTS: tuple[tuple[str, Callable[[RunResult], float]], ...] = (
+    ("upload (MB a round)", lambda result: result.bytes_up / max(result.rounds, 1) / 1e6),
+    ("download (MB a round)", lambda result: result.bytes_down / max(result.rounds, 1) / 1e6),
+    ("time (s a round)", lambda result: result.seconds.get("round", 0.0) / max(result.rounds, 1)),
+    ("images with gradient (a round)", lambda result: result.images.get("trained", 0) / max(result.rounds, 1)),
+    ("peak memory (MB)", lambda result: result.peak_memory / 1e6),
+)
+
+
+def costs(runs: Sequence[Run]) -> Any:
+    """Communication and computation of finished runs: a panel a cost, a bar a method (mean over its runs)."""
+    lines = _grouped((run for run in runs if run.result is not None), lambda run: run.label)
+    if not lines:
+        raise ValueError("none of these runs is finished, and costs are read from results")
+    figure, axes = _panels(len(COSTS), 1, height=0.35 + 0.2 * len(lines))
+    for place, (title, cost) in zip(axes[:, 0], COSTS, strict=True):
+        means = [fmean(cost(run.result) for run in line if run.result is not None) for line in lines.values()]
+        bars = place.barh(list(lines), means, color=COLOURS[0], height=0.6)
+        place.bar_label(bars, fmt="%.4g", padding=2, fontsize=7)
+        place.invert_yaxis()
+        place.set_xlim(0, max(means) * 1.18 or 1)
+        place.grid(axis="y", visible=False)
+        place.set_title(title, loc="left")
+    return figure
+
+
+def noise(facts: Sequence[tuple[str, dict[str, Any]]]) -> Any:
+    """Right and wrong labels of each client, a panel a scenario.  facts: (title, scenario summary) pairs.
+
+    Raises ValueError where the true labels are not known.
+    """
+    columns = min(2, len(facts))
+    rows = -(-len(facts) // columns)
+    figure, axes = _panels(rows, columns, height=2.0, sharey=True)
+    for place, (title, said) in zip(axes.flat, facts, strict=False):
+        if said["realised_rate"] is None:
+            raise ValueError(f"{title}: the true labels are not known, so neither is the noise")
+        sizes = np.array([row["size"] for row in said["clients"]])
+        wrong = sizes * np.array([row["realised"] for row in said["clients"]])
+        where = np.arange(len(sizes))
+        place.bar(where, sizes - wrong, color=COLOURS[0], label="right labels")
+        place.bar(where, wrong, bottom=sizes - wrong, color=COLOURS[1], hatch="////", edgecolor="white", lw=0,
+                  label="wrong labels")  # fmt: skip
+        place.set(xlabel="client", title=f"{title}: {100 * said['realised_rate']:.1f} % wrong")
+        place.grid(axis="x", visible=False)
+    for place in list(axes.flat)[len(facts) :]:
+        place.set_axis_off()
+    for row in axes:
+        row[0].set_ylabel("samples")
+    _legend(figure, axes)
+    return figure
+
+
+def noise_of_runs(runs: Sequence[Run]) -> Any:
+    """``noise`` of the scenarios of these runs, each once."""
+    found = {f"{run.panel}, draw {run.settings.scenario.draw}": run.federation for run in runs}
+    return noise(list(found.items()))
+
+
+# -------------------------------------------------------------------------------- the toy example, of no run
+
+
+def toy_densities() -> Any:
+    """Densities of the toy example's two classes and their decision boundary, a panel an eps^2."""
+    figure, axes = _panels(1, len(tolerance.EPS2), height=2.8, sharex=True, sharey=True)
+    line = np.linspace(-6, 6, 241)
+    x, y = np.meshgrid(line, line)
+    for place, eps2 in zip(axes[0], tolerance.EPS2, strict=True):
+        both = [tolerance.density(x, y, tolerance.tolerant(one, eps2)) for one in (tolerance.A, tolerance.B)]
+        for values, colour in zip(both, COLOURS, strict=False):
+            place.contour(x, y, values, levels=values.max() * np.array([0.05, 0.2, 0.4, 0.6, 0.8]), colors=colour,
+                          linewidths=0.8)  # fmt: skip
+        limit = tolerance.boundary(eps2)
+        place.contour(x, y, limit.c_x * x**2 + limit.c_y * y**2 - limit.c, levels=[0], colors="black", linewidths=1.4,
+                      linestyles="--")  # fmt: skip
+        place.set(xlabel="x", aspect="equal", title=f"ε² = {eps2:g}: peaks {both[0].max():.3f} and {both[1].max():.3f}")
+    axes[0, 0].set_ylabel("y")
+    for label, style in (("class A", {"color": COLOURS[0]}), ("class B", {"color": COLOURS[1]}),
+                         ("equal density", {"color": "black", "linestyle": "--"})):  # fmt: skip
+        axes[0, 0].plot([], [], label=label, **style)
+    _legend(figure, axes)
+    return figure
+
+
+def toy_projections(count: int = 400) -> Any:
+    """Samples of the toy example and their projections on both axes, a column an eps^2."""
+    figure, axes = _panels(3, len(tolerance.EPS2), height=2.0, sharey="row")
+    bins = np.linspace(-8, 8, 49)
+    for column, eps2 in enumerate(tolerance.EPS2):
+        for name, colour, marker, points in zip("AB", COLOURS, "ox", tolerance.samples(eps2, count), strict=False):
+            axes[0, column].scatter(
+                *points.T, s=6, marker=marker, color=colour, alpha=0.6, lw=0.6, label=f"class {name}"
+            )
+            for axis in (0, 1):
+                axes[1 + axis, column].hist(points[:, axis], bins=bins, density=True, histtype="step", color=colour,
+                                            linestyle="-" if name == "A" else "--")  # fmt: skip
+        axes[0, column].set(xlim=(-8, 8), ylim=(-8, 8), title=f"ε² = {eps2:g}")
+        axes[1, column].set(xlabel="projection on x", xlim=(-8, 8))
+        axes[2, column].set(xlabel="projection on y", xlim=(-8, 8))
+    for row, title in enumerate(("y", "density", "density")):
+        axes[row, 0].set_ylabel(title)
+    _legend(figure, axes)
+    return figure
+
+
+# ---------------------------------------------------------------------------------------------------- kinds
+
+
+class Kind(NamedTuple):
+    """A figure by name.  of_runs: whether it is drawn of runs; over: whether it needs a setting's name."""
+
+    draw: Callable[..., Any]
+    about: str
+    of_runs: bool = True
+    over: bool = False
+
+
+KINDS: dict[str, Kind] = {
+    "curves": Kind(curves, "accuracy by round, a panel a scenario"),
+    "orthogonality": Kind(orthogonality, "orthogonality index phi and accuracy by round"),
+    "correction": Kind(correction, "label noise and accuracy by round"),
+    "heterogeneity": Kind(correction, "the same, for runs under several partitions"),
+    "clients": Kind(clients, "wrong labels of each client before and after"),
+    "sensitivity": Kind(sensitivity, "accuracy over a setting (--over alpha)", over=True),
+    "costs": Kind(costs, "bytes, time, images and memory by method"),
+    "noise": Kind(noise_of_runs, "right and wrong labels of each client, a panel a scenario"),
+    "toy-densities": Kind(toy_densities, "the toy example of the error tolerance: densities", of_runs=False),
+    "toy-projections": Kind(toy_projections, "the toy example: samples and projections", of_runs=False),
+}
+
+
+def draw(kind: str, runs: Sequence[Run] = (), over: str | None = None) -> Any:
+    """The figure.  Raises UnknownName for another kind, ValueError where runs or ``over`` do not fit it."""
+    if kind not in KINDS:
+        raise registry.unknown("kind of figure", kind, list(KINDS))
+    what = KINDS[kind]
+    if what.of_runs != bool(runs):
+        raise ValueError(f"{kind} is drawn of runs: name some" if what.of_runs else f"{kind} is not drawn of runs")
+    if what.over != (over is not None):
+        raise ValueError(f"{kind} needs --over NAME, a setting" if what.over else f"{kind} takes no --over")
+    with _matplotlib().rc_context(STYLE):
+        if not what.of_runs:
+            return what.draw()
+        return what.draw(runs, over) if what.over else what.draw(runs)

@@ -1,0 +1,109 @@
+"""The runs below a folder: which there are, how far each is, and what a round of it costs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+from flnoisebench.settings import Settings
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run's folder.  accuracy: mean of the last five rounds, in percent, once it is over; else of the last round.
+    seconds: wall time of its finished rounds.  problem: why a damaged one cannot be read."""
+
+    folder: Path
+    status: Literal["complete", "failed", "unfinished", "damaged"]
+    settings: dict[str, Any]
+    rounds: int = 0
+    accuracy: float | None = None
+    seconds: float = 0.0
+    problem: str = ""
+
+
+def below(out: Path) -> list[Found]:
+    """All runs below a folder, in the order of their paths.
+
+    Reads the few entries that it needs and leaves validation to ``records.load_result``: a tenth of the time, which
+    counts where there are ten thousand.  A file that is no JSON makes a run damaged and hides no other.
+    """
+    return [found(Path(folder)) for folder in sorted(_folders(os.fspath(out)))]
+
+
+def _folders(top: str) -> Iterator[str]:
+    """Every folder with a settings.json, not looking for runs inside of runs."""
+    try:
+        with os.scandir(top) as entries:
+            inner = list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if any(entry.name == "settings.json" for entry in inner):
+        yield top
+        return
+    for entry in inner:
+        if entry.is_dir():
+            yield from _folders(entry.path)
+
+
+def found(folder: Path) -> Found:
+    """What a run's folder says; without a settings.json an unfinished run of no rounds."""
+    try:
+        if (content := _json(folder / "result.json")) is not None:
+            return Found(
+                folder,
+                content["status"],
+                content["settings"],
+                content["rounds"],
+                content["accuracy"]["last5_mean"],
+                content["seconds"].get("round", 0.0),
+            )
+        settings = _json(folder / "settings.json") or {}
+        lines = _lines(folder / "records.jsonl")
+        last = json.loads(lines[-1]) if lines else {"accuracy": None}
+        seconds = sum(json.loads(line)["seconds"]["round"] for line in lines)
+        return Found(folder, "unfinished", settings, len(lines), last["accuracy"], seconds)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return Found(folder, "damaged", {}, problem=f"{type(error).__name__}: {error}")
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def _lines(path: Path) -> list[bytes]:
+    """The whole lines; a last one without its end, as a kill leaves it, does not count."""
+    try:
+        return path.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+
+
+def seconds_a_round(settings: Settings, known: list[Found]) -> float | None:
+    """What a round of such a run took in earlier runs: the mean over those of the same method on the same data set, of
+    these over those with as many clients and the same budget a round where there are any; None where there are none."""
+    mine = settings.model_dump(mode="json")
+    alike = [
+        run
+        for run in known
+        if run.rounds
+        and run.seconds
+        and run.settings.get("method") == settings.method
+        and run.settings["scenario"]["dataset"] == settings.scenario.dataset
+    ]
+    closest = [run for run in alike if _size(run.settings) == _size(mine)]
+    return fmean(run.seconds / run.rounds for run in closest or alike) if alike else None
+
+
+def _size(settings: dict[str, Any]) -> tuple[Any, ...]:
+    protocol = settings["protocol"]
+    budget = ("model", "local_epochs", "batch", "participation", "precision")
+    return (settings["scenario"]["clients"], *(protocol[name] for name in budget))

@@ -1,0 +1,104 @@
+"""``compare``: runs side by side, and why two of them cannot be compared."""
+
+import io
+import json
+import shutil
+
+import pytest
+from command_line import RUN, done, only_run, refused
+from rich.console import Console
+
+from flnoisebench.cli import console
+from flnoisebench.cli.compare import compare, facts, load, obstacles
+
+
+def ran(out, *words, method="fedavg"):
+    done("run", "--method", method, *RUN[3:], *words, "--out", out)
+    return only_run(out)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs")
+    return {
+        "base": ran(out / "base"),
+        "relabel": ran(out / "relabel", method="fedavg-relabel"),
+        "seed": ran(out / "seed", "--seed", "1"),
+        "draw": ran(out / "draw", "--draw", "1"),
+        "rho": ran(out / "rho", "--rho", "0.2"),
+        "lr": ran(out / "lr", "--set", "protocol.optimiser.lr=0.03"),
+        "own": ran(out / "own", "--track", "own"),
+        "half": ran(out / "half", "--evaluate-on", "test-a"),
+        "oracle": ran(out / "oracle", "--oracle", "clean-samples"),
+    }
+
+
+def test_runs_stand_side_by_side_with_their_curves(runs):
+    text = done("compare", runs["base"], runs["relabel"])
+    lines = dict(line.split("\t", 1) for line in text.splitlines()[1:])
+    assert text.splitlines()[0] == "run\tA: fedavg\tB: fedavg-relabel"
+    one, other = load(runs["base"]), load(runs["relabel"])
+    assert lines["accuracy, last round"] == f"{one.result.accuracy.final:.2f} %\t{other.result.accuracy.final:.2f} %"
+    assert lines["relabel precision"].startswith("-\t")  # FedAvg changes no label
+    assert lines["accuracy by round, B"] == " ".join(f"{record.accuracy:.2f}" for record in other.rounds)
+    assert "not comparable" not in text
+    assert len({len(texts) for texts in facts([one, other]).values()}) == 1
+
+
+def test_a_terminal_shows_a_table_and_the_curves_on_one_scale(runs, monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(console, "out", Console(file=screen, force_terminal=True, width=100, color_system=None))
+    compare([runs["base"], runs["rho"]])
+    lines = screen.getvalue().splitlines()
+    one, other = load(runs["base"]), load(runs["rho"])
+    assert any("A: fedavg" in line and "B: fedavg" in line for line in lines)
+    assert str(runs["rho"]) in "".join(part for line in lines for part in line.split("│")[3:4]).replace(" ", "")
+    known = [record.label_noise for run in (one, other) for record in run.rounds]
+    (more,) = [line for line in lines if line.startswith("label noise A")]
+    (less,) = [line for line in lines if line.startswith("label noise B")]
+    assert "██" in more  # constant, and the highest of both
+    assert "▁▁" in less
+    assert f"{max(known):.2f} -> {max(known):.2f} %" in more
+    assert lines[-1].startswith("not comparable: A and B: another scenario: noise.rho 0.6 and 0.2")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("relabel", []),
+        ("seed", []),
+        ("draw", ["another scenario: draw 0 and 1"]),
+        ("rho", ["another scenario: noise.rho 0.6 and 0.2"]),
+        ("lr", ["another protocol: optimiser.lr 0.1 and 0.03"]),
+        ("own", ["another track: common and own"]),
+        ("half", ["another evaluation set: test and test-a"]),
+        ("oracle", ["another oracle: none and clean-samples"]),
+    ],
+)
+def test_it_says_why_two_runs_cannot_be_compared(name, why, runs):
+    assert obstacles(load(runs["base"]), load(runs[name])) == why
+    said = json.loads(done("compare", runs["base"], runs[name], "--json"))
+    assert said["comparable"] == (not why)
+    assert said["obstacles"] == [f"A and B: {reason}" for reason in why]
+    text = done("compare", runs["base"], runs[name])
+    assert all(f"not comparable: A and B: {reason}" in text for reason in why)
+
+
+def test_an_unfinished_run_and_other_labels_under_one_name_are_obstacles(runs, tmp_path):
+    base = load(runs["base"])
+    shutil.copytree(runs["relabel"], tmp_path / "unfinished")
+    (tmp_path / "unfinished" / "result.json").unlink()
+    unfinished = load(tmp_path / "unfinished")
+    assert obstacles(base, unfinished) == [f"{tmp_path / 'unfinished'} is unfinished"]
+    assert facts([base, unfinished])["status"] == ["complete", "unfinished: 2 of 2 rounds"]
+    shutil.copytree(runs["relabel"], tmp_path / "other")
+    path = tmp_path / "other" / "result.json"
+    content = json.loads(path.read_text())
+    content["digests"]["labels"] = "0" * 64
+    path.write_text(json.dumps(content))
+    assert obstacles(base, load(tmp_path / "other")) == ["the same scenario by name, but other labels (digests differ)"]
+
+
+def test_one_run_is_nothing_to_compare(runs, tmp_path):
+    assert "two runs or more" in refused("compare", runs["base"])
+    assert "holds no run" in refused("compare", runs["base"], tmp_path)

@@ -1,0 +1,248 @@
+"""Figures: what is drawn is what the runs hold, in a form that can be printed, and that everybody can read."""
+
+import math
+import sys
+import xml.etree.ElementTree as ElementTree
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from command_line import done, refused, rows
+
+from flnoisebench import records, registry
+from flnoisebench.report import figures, tolerance
+
+DIGITS = ("--rounds", 4, "--clients", 5)
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    """FedAvg on two draws, FedCova on one with two values of alpha, which corrects in rounds 1 and 2."""
+    torch.set_num_threads(1)
+    out = tmp_path_factory.mktemp("figures")
+    for draw in (0, 1):
+        done("run", "--method", "fedavg", "--draw", draw, "--out", out, *DIGITS)
+    for alpha in (2.0, 7.0):
+        schedule = ("--set", "correct_start=1", "--set", "correct_period=1", "--set", "correct_stop=3")
+        done("run", "--set", f"alpha={alpha}", *schedule, "--out", out, *DIGITS)
+    return out
+
+
+@pytest.fixture(scope="module")
+def runs(out):
+    return figures.load([out])
+
+
+def of(runs, method):
+    return [run for run in runs if run.settings.method == method]
+
+
+def drawable(runs):
+    """Kind -> its figure, of the runs that it is for."""
+    own = of(runs, "fedcova")
+    chosen = {"orthogonality": own, "correction": own, "heterogeneity": own, "clients": own, "sensitivity": own}
+    return {
+        kind: figures.draw(kind, chosen.get(kind, runs) if what.of_runs else (), "alpha" if what.over else None)
+        for kind, what in figures.KINDS.items()
+    }
+
+
+def test_every_kind_is_written_as_vectors_and_the_same_runs_give_the_same_bytes(runs, tmp_path):
+    for kind, figure in drawable(runs).items():
+        for ending in (".svg", ".pdf"):
+            figures.save(figure, tmp_path / f"{kind}{ending}")
+        tags = {element.tag.rpartition("}")[2] for element in ElementTree.parse(tmp_path / f"{kind}.svg").iter()}
+        assert "path" in tags
+        assert "image" not in tags, kind
+        assert (tmp_path / f"{kind}.pdf").read_bytes().startswith(b"%PDF")
+    for kind, figure in drawable(runs).items():
+        for ending in (".svg", ".pdf"):
+            figures.save(figure, tmp_path / f"again{ending}")
+            assert (tmp_path / f"again{ending}").read_bytes() == (tmp_path / f"{kind}{ending}").read_bytes(), kind
+
+
+def test_a_line_is_the_mean_over_draws_and_its_band_a_standard_deviation(runs):
+    first, second = of(runs, "fedavg")
+    by_hand = [
+        run._replace(
+            rounds=[one.model_copy(update={"accuracy": value}) for one, value in zip(run.rounds, values, strict=True)]
+        )
+        for run, values in ((first, (10.0, 80.0, 81.0, None)), (second, (30.0, 90.0, 81.0, 85.0)))
+    ]
+    x, mean, deviation = figures._series(by_hand, lambda record: record.accuracy)
+    assert x.tolist() == [1, 2, 3]  # round 4 has a number in one run only
+    assert mean.tolist() == [20.0, 85.0, 81.0]
+    assert deviation == pytest.approx([200**0.5, 50**0.5, 0.0])
+    place = figures.draw("curves", by_hand).axes[0]
+    assert place.lines[0].get_ydata().tolist() == [20.0, 85.0, 81.0]
+    band = place.collections[0].get_paths()[0].vertices[:, 1]
+    assert (band.min(), band.max()) == pytest.approx((20 - 200**0.5, 85 + 50**0.5))
+
+
+def test_curves_have_a_panel_a_scenario_and_a_line_a_method(runs):
+    figure = figures.draw("curves", runs)
+    (place,) = figure.axes
+    assert {line.get_label() for line in place.lines} == {run.label for run in runs}
+    moved = [run._replace(panel="another") if run.settings.method == "fedavg" else run for run in runs]
+    assert [len(axes.lines) for axes in figures.draw("curves", moved).axes] == [1, 2]
+
+
+def test_bars_of_clients_are_the_wrong_labels_that_the_result_counts(runs):
+    run = of(runs, "fedcova")[0]
+    before, after = run.result.wrong_labels_before, run.result.wrong_labels_after
+    samples = sum(client["size"] for client in run.federation["clients"])
+    assert 100 * sum(before) / samples == pytest.approx(run.result.label_noise_before, abs=1e-3)
+    assert 100 * sum(after) / samples == pytest.approx(run.result.label_noise_after, abs=1e-3)
+    assert before != after
+    assert before == [round(client["size"] * client["realised"]) for client in run.federation["clients"]]
+    (place,) = figures.draw("clients", [run]).axes
+    assert [patch.get_height() for patch in place.patches] == [*before, *after]
+
+
+def test_sensitivity_shows_the_mean_of_the_last_five_rounds_over_the_setting(runs):
+    own = of(runs, "fedcova")
+    points = figures.draw("sensitivity", own, "alpha").axes[1].containers[0].lines[0]
+    assert points.get_xdata().tolist() == [2.0, 7.0]
+    reached = {run.settings.method_settings["alpha"]: run.result.accuracy.last5_mean for run in own}
+    assert points.get_ydata().tolist() == [reached[2.0], reached[7.0]]
+
+
+def test_costs_are_those_of_a_round(runs):
+    figure = figures.draw("costs", of(runs, "fedavg")[:1])
+    result = of(runs, "fedavg")[0].result
+    assert figure.axes[0].patches[0].get_width() == pytest.approx(result.bytes_up / 4 / 1e6)
+    assert figure.axes[3].patches[0].get_width() == pytest.approx(result.images["trained"] / 4)
+
+
+def test_a_setting_is_found_wherever_it_is(runs):
+    settings = of(runs, "fedcova")[0].settings
+    assert figures.setting(settings, "alpha") == settings.method_settings["alpha"]
+    assert figures.setting(settings, "partition.alpha") == 5.0
+    assert figures.setting(settings, "noise.rho") == 0.6
+    assert figures.setting(settings, "protocol.optimiser.lr") == 0.1
+    assert figures.setting(settings, "clients") == 5
+    with pytest.raises(registry.UnknownName, match=r"Did you mean protocol\.rounds"):
+        figures.setting(settings, "protocol.round")
+
+
+def seen(colour: str, lacking: str) -> np.ndarray:
+    """CIELAB of a colour as somebody without one kind of cone sees it (Machado et al. 2009, severity 1)."""
+    matrix = {
+        "": np.eye(3),
+        "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+        "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    }[lacking]
+    value = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    linear = np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
+    linear = np.clip(np.array(matrix) @ linear, 0, 1)
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    xyz = np.array(to_xyz) @ linear / [0.9505, 1.0, 1.089]
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("lacking", ["", "protan", "deutan"])
+def test_the_colour_blind_can_tell_the_colours_apart(lacking):
+    gaps = {(a, b): np.linalg.norm(seen(a, lacking) - seen(b, lacking)) for a, b in combinations(figures.COLOURS, 2)}
+    assert min(gaps.values()) > 10, min(gaps, key=gaps.get)  # 2.3 is just noticeable
+    assert np.linalg.norm(seen("#00A000", "deutan") - seen("#D06000", "deutan")) < 25  # red and green come close
+
+
+def test_no_two_of_many_methods_look_alike():
+    looks = figures._looks(str(i) for i in range(28)).values()
+    assert len({(look["color"], look["marker"], look["linestyle"]) for look in looks}) == 28
+
+
+def test_a_label_says_what_distinguishes_a_run_and_no_more(runs):
+    assert [run.label for run in runs] == ["fedavg", "fedavg", "fedcova, alpha=2.0", "fedcova, alpha=7.0"]
+
+
+def test_what_cannot_be_drawn_is_said(out, runs, tmp_path):
+    averaging = of(runs, "fedavg")
+    with pytest.raises(ValueError, match="none of these runs has the diagnostic phi"):
+        figures.draw("orthogonality", averaging)
+    with pytest.raises(ValueError, match="clients is 5 in all of these runs"):
+        figures.draw("sensitivity", averaging, "clients")
+    old = averaging[0]._replace(result=averaging[0].result.model_copy(update={"wrong_labels_after": None}))
+    with pytest.raises(ValueError, match="no finished run says how many labels"):
+        figures.draw("clients", [old])
+    with pytest.raises(ValueError, match="is unfinished"):
+        figures.draw("noise", [averaging[0]._replace(result=None)])
+    assert "Did you mean curves" in refused("plot", "curvse", out)
+    assert "curves is drawn of runs: name some" in refused("plot", "curves")
+    assert "toy-densities is not drawn of runs" in refused("plot", "toy-densities", out)
+    assert "sensitivity needs --over NAME" in refused("plot", "sensitivity", out)
+    assert "curves takes no --over" in refused("plot", "curves", out, "--over", "alpha")
+    assert "a figure's name ends in .svg, .pdf, .png" in refused("plot", "curves", out, "--out", tmp_path / "a.gif")
+    assert "holds no run" in refused("plot", "curves", tmp_path)
+
+
+def test_plot_writes_the_file_and_names_it(out, tmp_path):
+    path = tmp_path / "new" / "curves.png"
+    assert rows(done("plot", "curves", out, "--out", path)) == {"figure": str(path)}
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert set(rows(done("plot", "list"))) == set(figures.KINDS)
+
+
+def test_without_matplotlib_the_error_says_what_to_install(out, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "pip install 'flnoisebench[plots]'" in refused("plot", "curves", out)
+
+
+def test_an_unfinished_run_has_a_curve(out, tmp_path):
+    folder = tmp_path / "half"
+    folder.mkdir()
+    source = next(run for run in out.rglob("settings.json")).parent
+    for name in ("settings.json", "records.jsonl"):
+        text = (source / name).read_text()
+        (folder / name).write_text("".join(text.splitlines(True)[:2]) if name == "records.jsonl" else text)
+    (run,) = figures.load([folder])
+    assert run.result is None
+    assert len(figures.draw("curves", [run]).axes[0].lines[0].get_xdata()) == 2
+
+
+# ------------------------------------------------------------------------------------------ the toy example
+
+
+def test_the_toy_densities_are_those_of_the_papers_gaussians():
+    # det(diag(4, .2)) = .8 and det(diag(5, 1.2)) = 6; at (2, 0) the exponent is -4/(2*4)
+    assert tolerance.density(np.zeros(1), np.zeros(1), (4.0, 0.2))[0] == pytest.approx(1 / (2 * math.pi * 0.8**0.5))
+    assert tolerance.tolerant((4.0, 0.2), 2.0) == (5.0, 1.2)
+    at = tolerance.density(np.array([2.0]), np.array([0.0]), (4.0, 0.2))[0]
+    assert at == pytest.approx(math.exp(-0.5) / (2 * math.pi * 0.8**0.5))
+    with pytest.raises(ValueError, match="cannot be -1"):
+        tolerance.tolerant((4.0, 0.2), -1)
+
+
+@pytest.mark.parametrize("eps2", tolerance.EPS2)
+def test_the_toy_boundary_is_where_the_methods_own_classifier_is_undecided(eps2):
+    limit = tolerance.boundary(eps2)
+    x = np.array([-5.0, -3.0, -2.0, 2.0, 3.0, 4.0])
+    y = np.sqrt((limit.c - limit.c_x * x**2) / limit.c_y)
+    assert np.isfinite(y).all()
+    method = sys.modules[registry.load_method("fedcova").__module__]
+    both = [torch.diag(torch.tensor(one, dtype=torch.float64)) for one in (tolerance.A, tolerance.B)]
+    statistics = {"sigma": torch.stack(both), "mean": None, "n": torch.tensor([7, 7])}
+    classifier = method.readout(statistics, 1.0, posterior=True, shift=eps2 / 2)
+    score = method.scores(torch.tensor(np.stack([x, y], axis=1)), classifier)
+    assert (score[:, 0] - score[:, 1]).abs().max() < 1e-12
+    assert limit.kind == "hyperbola"  # which the paper calls almost circular for the largest eps2
+    slopes = {0.0: (4.75 / (5 - 1 / 3)) ** 0.5, 8.0: ((1 / 4.2 - 1 / 8) / (1 / 4.2 - 1 / 7)) ** 0.5}
+    assert eps2 == 2.0 or limit.slope == pytest.approx(slopes[eps2])
+
+
+def test_toy_samples_spread_as_their_variances_say_and_differ_by_eps2_alone():
+    for eps2 in tolerance.EPS2:
+        a, b = tolerance.samples(eps2, 20_000)
+        assert a.var(axis=0) == pytest.approx(tolerance.tolerant(tolerance.A, eps2), rel=0.05)
+        assert b.var(axis=0) == pytest.approx(tolerance.tolerant(tolerance.B, eps2), rel=0.05)
+    plain, more = tolerance.samples(0.0, 5)[0], tolerance.samples(8.0, 5)[0]
+    assert (more / plain) == pytest.approx(np.tile([2**0.5, 21**0.5], (5, 1)))
+
+
+def test_a_result_of_before_the_counts_still_loads_and_says_so(out, runs):
+    text = (next(out.rglob("result.json"))).read_text()
+    content = records.RunResult.model_validate_json(text).model_dump(mode="json")
+    del content["wrong_labels_before"], content["wrong_labels_after"]
+    assert records.RunResult.model_validate(content).wrong_labels_after is None

@@ -1,0 +1,518 @@
+"""Leaderboards: rows follow from runs, say what is to be doubted about them, and cannot be edited unnoticed."""
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from command_line import PLUGIN, RUN, call, done, refused, rows
+from leaderboard_entries import entry, only, saved
+
+from flnoisebench import records
+from flnoisebench.leaderboard import COLUMNS, FLAGS, Entry, Row, board, entries, rows_of
+from flnoisebench.leaderboard.agreement import agreement
+from flnoisebench.leaderboard.rows import csv_text, read_csv
+
+HISTORIC = Path(__file__).parent / "historic_results"
+
+# ------------------------------------------------------------------------------------------------ one row by hand
+
+
+def test_a_rows_numbers_by_hand():
+    runs = [
+        entry((10.0, 40.0, 50.0, 60.0, 70.0, 80.0), draw=0, judged={"clients_recall": 100.0}),
+        entry((90.0, 61.0, 62.0, 63.0, 64.0, 65.0), draw=1, judged={"clients_recall": 50.0}),
+        entry((0.0, 20.0, 20.0, 20.0, 20.0, 20.0), draw=2),
+    ]
+    row = only(runs)
+    assert (row.n, row.failed, row.draws, row.seeds) == (3, 0, "0 1 2", "0")
+    assert row.accuracy_mean == round((60 + 63 + 20) / 3, 4)
+    assert row.accuracy_std_seeds == 24.0069  # sqrt((12.333^2 + 15.333^2 + 27.667^2) / 2)
+    assert row.accuracy_std_rounds == round((200**0.5 + 2**0.5 + 0) / 3, 4)
+    assert row.accuracy_last10 == round((310 / 6 + 405 / 6 + 100 / 6) / 3, 4)
+    assert row.accuracy_final == 55
+    assert row.oracle_best == round((80 + 90 + 20) / 3, 4)
+    assert row.clients_recall == 75  # of the runs that have one
+    assert row.clients_precision is None
+    assert (row.rho, row.tau, row.partition) == (0.6, 0.7, "bernoulli-dirichlet-p0.5-alpha5")
+    assert (row.label_noise_before, row.label_noise_after) == (30, 20)
+
+
+def test_one_run_has_a_spread_over_its_rounds_and_none_over_draws():
+    row = only([entry((50.0, 60.0))])
+    assert row.accuracy_std_rounds == 5
+    assert row.accuracy_std_seeds is None
+    assert "single-draw" in row.doubts
+
+
+def test_two_seeds_of_one_draw_are_still_a_single_draw():
+    row = only([entry((50.0,), seed=0), entry((52.0,), seed=1)])
+    assert row.accuracy_std_seeds == round(2**0.5, 4)
+    assert "single-draw" in row.doubts
+
+
+def test_costs_are_relative_to_fedavg_in_the_same_draw_under_the_same_budget_on_the_same_hardware():
+    runs = [
+        entry(draw=0, bytes_up=100, seconds=1.0),
+        entry(draw=1, bytes_up=300, seconds=4.0),
+        entry(method="fedavg-relabel", draw=0, bytes_up=200, seconds=3.0),
+        entry(method="fedavg-relabel", draw=1, bytes_up=300, seconds=4.0),
+        entry(method="fedavg-relabel", draw=2, bytes_up=999999),  # FedAvg has no such draw
+    ]
+    base, other = rows_of(runs)
+    assert (base.bytes_up_ratio, base.seconds_ratio) == (1, 1)
+    assert other.bytes_up_ratio == 1.5  # the mean of 2 and 1, not the ratio of the means
+    assert other.seconds_ratio == 2
+    # neither another machine, nor another budget, nor an oracle's FedAvg, nor a failed one is a reference
+    apart = [
+        entry(method="fedavg-relabel"),
+        entry(environment={"processor": "Abacus 3001"}),
+        entry((1.0, 2.0, 3.0)),
+        entry(oracle="clean-samples"),
+        entry(draw=0, status="failed", seed=3),
+    ]
+    assert all(row.bytes_up_ratio is None for row in rows_of(apart) if row.method != "fedavg")
+    # the learning rate changes no cost
+    tuned = entry(bytes_up=50, changes=["protocol.optimiser.lr=0.03"])
+    assert {row.bytes_up_ratio for row in rows_of([tuned, entry(method="fedavg-relabel", bytes_up=100)])} == {1, 2}
+
+
+def test_settings_presets_tracks_oracles_and_evaluation_sets_make_rows_of_their_own():
+    runs = [
+        entry(),
+        entry(draw=1),
+        entry(oracle="clean-samples"),
+        entry(oracle="clean-clients"),
+        entry(evaluate_on="test-a"),
+        entry(track="own"),
+        entry(noise_changes={"rho": 0.4}),
+        entry(method="fedcova"),
+        entry(method="fedcova", changes=["alpha=7"]),
+        entry((50.0,)),
+    ]
+    found = rows_of(runs)
+    assert sorted(row.n for row in found) == [1] * 8 + [2]
+    assert [row.oracle for row in found if row.oracle] == ["clean-clients", "clean-samples"]
+    assert [row.changed for row in found if row.changed] == ['{"alpha": 7}']
+
+
+def test_rows_are_sorted_whatever_the_order_of_the_entries():
+    runs = [
+        entry(method=m, draw=d, noise_changes={"rho": r})
+        for m in ("fedcova", "fedavg")
+        for d in (1, 0)
+        for r in (0.8, 0.4)
+    ]
+    assert csv_text(rows_of(runs)) == csv_text(rows_of(reversed(runs)))
+    assert [(row.rho, row.method) for row in rows_of(runs)] == [
+        (0.4, "fedavg"), (0.4, "fedcova"), (0.8, "fedavg"), (0.8, "fedcova"),
+    ]  # fmt: skip
+
+
+def test_a_failed_run_stays_in_the_table_and_in_no_mean():
+    row = only([entry((50.0,)), entry((99.0,), draw=1, status="failed", completed=True)])
+    assert (row.n, row.failed, row.accuracy_mean, row.draws) == (1, 1, 50, "0")
+    assert "failed-runs" in row.doubts
+    failed = only([entry((99.0,), status="failed")])
+    assert (failed.n, failed.failed, failed.accuracy_mean, failed.seconds_per_round, failed.bytes_up) == (
+        0,
+        1,
+        None,
+        None,
+        None,
+    )
+
+
+# -------------------------------------------------------------------------------------------------------- flags
+
+FULL = tuple([50.0] * 100)  # the digits' protocol
+
+
+def pair(**settings):
+    return [entry(FULL, draw=draw, **settings) for draw in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("flag", "runs"),
+    [
+        ("single-draw", pair()[:1]),
+        ("wrong-protocol", [entry((50.0,), draw=draw) for draw in (0, 1)]),
+        ("wrong-protocol", pair(changes=["protocol.batch=64"], choices="validation")),
+        ("wrong-protocol", pair(track="own", changes=["protocol.model=small-cnn"], choices="validation")),
+        ("failed-runs", [*pair(), entry(FULL, draw=2, status="failed")]),
+        ("choosing-set", pair(evaluate_on="test-a")),
+        ("choosing-set", pair(evaluate_on="validation", holdout=0.2)),
+        ("choosing-set", pair(method="fedcova", changes=["alpha=7"], choices="test")),
+        ("choosing-set", pair(method="fedcova", changes=["alpha=7"], choices="test-a")),
+        ("unstated-choices", pair(method="fedcova", changes=["alpha=7"])),
+        ("mixed-commits", [pair()[0], entry(FULL, draw=1, environment={"commit": "e" * 40})]),
+        ("mixed-commits", [pair()[0], entry(FULL, draw=1, environment={"method_sha256": "e" * 40})]),
+        ("uncommitted", pair(environment={"commit": "c" * 40 + "+changes"})),
+        ("mixed-hardware", [pair()[0], entry(FULL, draw=1, environment={"device": "a GPU"})]),
+    ],
+)
+def test_what_is_to_be_doubted_is_flagged_and_nothing_else(flag, runs):
+    assert only(runs).doubts == (flag,)
+    assert flag in FLAGS
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        pair(),
+        pair(precision="bf16"),  # the hardware's
+        pair(track="own", changes=["protocol.optimiser.lr=0.03"], choices="validation"),  # the method's recipe
+        pair(method="fedcova", changes=["alpha=7"], choices="validation"),
+        pair(method="fedcova", changes=["alpha=7"], choices="test-a", evaluate_on="test-b"),
+    ],
+)
+def test_a_sound_row_has_no_flag(runs):
+    assert only(runs).flags == ""
+
+
+# --------------------------------------------------------------------------------------------- the file's format
+
+
+def test_a_table_is_read_back_as_it_was_written():
+    runs = [*pair(), entry(method="fedcova", changes=["alpha=7"]), entry(status="failed", draw=4), entry(noise="clean")]
+    found = rows_of(runs)
+    text = csv_text(found)
+    assert read_csv(text) == found
+    assert csv_text(read_csv(text)) == text
+    header = next(csv.reader(io.StringIO(text)))
+    assert tuple(header) == COLUMNS == tuple(Row.model_fields)
+
+
+def test_every_column_says_what_it_is():
+    assert all(field.description for field in Row.model_fields.values())
+    assert all(field.description for field in Entry.model_fields.values())
+
+
+def test_an_entry_is_read_back_as_it_was_written_a_line_an_item(tmp_path):
+    one = entry((None, 1.25, 99.0))
+    path = entries.save(one, tmp_path)
+    assert entries.load(path) == one
+    assert path == one.path(tmp_path)
+    assert path.parts[-5:-3] == ("digits", one.settings.scenario.slug)
+    assert len(path.read_text().splitlines()) == len(Entry.model_fields) + 2
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("environment.commit", {"environment": {"commit": None}}),
+        ("environment.device", {"environment": {"device": ""}}),
+        ("environment.packages.torch", {"environment": {"packages": {"numpy": "2", "flnoisebench": "1"}}}),
+        ("digests.labels", {"digests": {"data": "d", "partition": "p"}}),
+    ],
+)
+def test_there_is_no_row_without_provenance(name, change):
+    with pytest.raises(ValueError, match=rf"no row without provenance, and this lacks {name}"):
+        entry(**change)
+
+
+# -------------------------------------------------------------------------------------------------- real runs
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two methods on two draws, two rounds each."""
+    out = tmp_path_factory.mktemp("runs")
+    for method in ("fedavg", "fedavg-relabel"):
+        for draw in (0, 1):
+            done(*RUN[:1], "--method", method, *RUN[3:], "--draw", draw, "--out", out, FLNOISEBENCH_COMMIT="c" * 40)
+    return out
+
+
+@pytest.fixture
+def built(runs, tmp_path):
+    folder = tmp_path / "leaderboards"
+    done("leaderboard", "build", runs, "--out", folder)
+    return folder
+
+
+def test_a_leaderboard_is_built_verified_and_printed_from_runs(runs, built):
+    said = rows(done("leaderboard", "build", runs, "--out", built))  # again: nothing changes
+    assert said["runs"] == "0 added, 0 replaced, 4 known"
+    assert said["rows"] == "2"
+    verdict = call("leaderboard", "verify", built, "--runs", runs)
+    assert verdict.exit_code == 0
+    assert "0 errors, 2 doubts" in verdict.stdout  # two rounds are not the data set's protocol
+    result = records.load_result(next(runs.rglob("fedavg/*/draw1-seed0")))
+    row = next(row for row in read_csv((built / "digits.csv").read_text()) if row.method == "fedavg")
+    assert row.n == 2
+    assert f"1-0:{result.digest[:16]}" in row.run_digests
+    assert row.commit == "c" * 40
+    table = done("leaderboard", "table", built)
+    assert f"{row.accuracy_mean:.2f} ± {row.accuracy_std_seeds:.2f} (2)" in table
+
+
+def test_rows_recompute_without_the_runs_and_more_runs_are_merged(runs, tmp_path):
+    parts = tmp_path / "parts"
+    for draw in (0, 1):
+        for path in runs.rglob(f"draw{draw}-seed0"):
+            shutil.copytree(path, parts / str(draw) / path.relative_to(runs))
+    done("leaderboard", "build", parts / "0", "--out", tmp_path / "step")
+    shutil.rmtree(parts / "0")
+    done("leaderboard", "build", parts / "1", "--out", tmp_path / "step")
+    done("leaderboard", "build", runs, "--out", tmp_path / "whole")
+    assert (tmp_path / "step" / "digits.csv").read_bytes() == (tmp_path / "whole" / "digits.csv").read_bytes()
+
+
+def test_an_unfinished_run_is_left_out_and_named(runs, tmp_path):
+    copied = tmp_path / "runs"
+    shutil.copytree(runs, copied)
+    first = sorted(copied.rglob("result.json"))[0]
+    first.unlink()
+    result = call("leaderboard", "build", copied, "--out", tmp_path / "board")
+    assert f"left out: {first.parent}: unfinished" in result.stderr
+    assert "3 added" in result.stdout
+
+
+def test_a_run_whose_result_and_records_contradict_each_other_is_refused(runs, tmp_path):
+    copied = tmp_path / "runs"
+    shutil.copytree(runs, copied)
+    path = sorted(copied.rglob("result.json"))[0]
+    content = json.loads(path.read_text())
+    content["accuracy"]["last5_mean"] = 99.0
+    path.write_text(json.dumps(content))
+    said = refused("leaderboard", "build", copied, "--out", tmp_path / "board")
+    assert "the accuracies of result.json do not follow from records.jsonl" in said
+    assert not (tmp_path / "board").exists()
+
+
+def test_a_folder_without_runs_is_refused(tmp_path):
+    assert "holds no run" in refused("leaderboard", "build", tmp_path, "--out", tmp_path / "board")
+
+
+def test_another_result_of_the_same_run_is_refused_unless_it_is_to_replace(built, runs, tmp_path):
+    first = next(path for path in (built / "results").rglob("*.json"))
+    content = json.loads(first.read_text()) | {"digest": "0" * 64}
+    first.write_text(json.dumps(content))
+    assert "with another digest" in refused("leaderboard", "build", runs, "--out", built)
+    assert "1 replaced, 3 known" in done("leaderboard", "build", runs, "--out", built, "--replace")
+    content = json.loads(first.read_text()) | {"peak_memory": 7}  # a cost: measured anew, the digest is the same
+    first.write_text(json.dumps(content))
+    assert "0 replaced, 4 known" in done("leaderboard", "build", runs, "--out", built)
+    assert "1 replaced, 3 known" in done("leaderboard", "build", runs, "--out", built, "--replace")
+    assert call("leaderboard", "verify", built, "--runs", runs).exit_code == 0
+
+
+def test_a_run_that_failed_makes_a_row_and_a_method_that_is_a_file_is_not_to_be_published(tmp_path):
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    run = ("run", "--method", f"{tmp_path / 'mine.py'}:Mine", *RUN[3:], "--out", tmp_path / "runs")
+    assert call(*run, TROUBLE="raise").exit_code == 1
+    done("leaderboard", "build", tmp_path / "runs", "--out", tmp_path / "board")
+    (row,) = read_csv((tmp_path / "board" / "digits.csv").read_text())
+    assert (row.n, row.failed, row.accuracy_mean) == (0, 1, None)
+    assert {"failed-runs", "not-installable"} <= set(row.doubts)
+    assert "failed" in done("leaderboard", "table", tmp_path / "board")
+    (problem,) = errors(tmp_path / "board")
+    assert "is a file: give it an entry point, so that others can run it" in problem
+    done(*run, "--retry")  # completes, and takes the place of its failure
+    assert "1 replaced" in done("leaderboard", "build", tmp_path / "runs", "--out", tmp_path / "board")
+    assert read_csv((tmp_path / "board" / "digits.csv").read_text())[0].n == 1
+
+
+def test_historic_results_still_make_rows(tmp_path):
+    for folder in sorted(HISTORIC.iterdir()):
+        one = Entry.of(folder)
+        assert one.last5.judged or one.settings.oracle
+        row = only([one])
+        assert row.accuracy_mean == round(one.accuracy.last5_mean, 4)
+        assert row.n == 1
+
+
+# ------------------------------------------------------------------------------------------------------ verify
+
+
+@pytest.fixture
+def sound(tmp_path):
+    runs = [entry(FULL, method=m, draw=d) for m in ("fedavg", "fedcova") for d in (0, 1)]
+    return saved(runs, tmp_path / "board")
+
+
+def errors(folder, *runs):
+    return [str(one) for one in board.verify(folder, runs) if one.level == "error"]
+
+
+def edit(folder, row, column, value):
+    """Write ``value`` into a cell of digits.csv; row: from 0."""
+    path = folder / "digits.csv"
+    lines = list(csv.reader(io.StringIO(path.read_text())))
+    lines[row + 1][COLUMNS.index(column)] = value
+    whole = io.StringIO()
+    csv.writer(whole, lineterminator="\n").writerows(lines)
+    path.write_text(whole.getvalue())
+
+
+def test_a_sound_leaderboard_has_no_error_and_no_doubt(sound):
+    assert board.verify(sound) == []
+    assert done("leaderboard", "verify", sound) == "verdict\tevery row follows from its entries\n"
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("accuracy_mean", "50.0001"),
+        ("accuracy_std_seeds", "1"),
+        ("n", "3"),
+        ("seconds_per_round", "0.5"),
+        ("flags", "single-draw"),
+        ("commit", "e" * 40),
+        ("labels_digests", "0:0"),
+        ("lr", "0.2"),
+        ("macro_f1", "12"),
+    ],
+)
+def test_an_edited_cell_is_found_with_file_line_and_column(column, value, sound):
+    edit(sound, 1, column, value)
+    (problem,) = errors(sound)
+    assert problem.startswith(f"{sound / 'digits.csv'}, line 3, column {column}: {value}")
+    result = call("leaderboard", "verify", sound, "--json")
+    assert result.exit_code == 1
+    (found,) = [one for one in json.loads(result.stdout)["problems"] if one["level"] == "error"]
+    assert (found["line"], found["column"]) == (3, column)
+
+
+def test_every_column_is_held_against_the_entries(sound):
+    """A cell of any column that is changed to another valid value is found, on its line."""
+    original = (sound / "digits.csv").read_text()
+    texts = dict(zip(COLUMNS, list(csv.reader(io.StringIO(original)))[1], strict=True))
+    for column in COLUMNS:
+        value = "9" if Row.model_fields[column].annotation is not str else "other"
+        value = {"participation": "0.5"}.get(column, value)
+        assert value != texts[column]
+        edit(sound, 0, column, value)
+        found = errors(sound)
+        assert found, column
+        assert all("line 2" in one or "is missing" in one for one in found), (column, found)
+        (sound / "digits.csv").write_text(original)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "what"),
+    [
+        ("n", "many", "unable to parse"),
+        ("rounds", "0", "greater than or equal to 1"),
+        ("accuracy_mean", "50.0", "would be written '50'"),
+        ("lr", "", "valid number"),
+    ],
+)
+def test_a_cell_that_is_no_value_of_its_column_is_named(column, value, what, sound):
+    edit(sound, 0, column, value)
+    (problem,) = errors(sound)
+    assert f"line 2, column {column}" in problem
+    assert what in problem
+
+
+def test_missing_added_doubled_and_unsorted_rows_are_found(sound):
+    path = sound / "digits.csv"
+    header, first, second = path.read_text().splitlines()
+    path.write_text("\n".join([header, first, ""]))
+    assert "is missing" in " ".join(errors(sound))
+    path.write_text("\n".join([header, first, second, second, ""]))
+    assert "line 4: the row of line 3 again" in " ".join(errors(sound))
+    path.write_text("\n".join([header, second, first, ""]))
+    assert "not sorted" in " ".join(errors(sound))
+    path.write_text("\n".join([header, first, second.replace("fedcova-sym-rho0.6", "fedcova-sym-rho0.4"), ""]))
+    assert "line 3: no entry in results/ gives this row; with scenario = " in " ".join(errors(sound))
+    path.write_text("\n".join([header.replace("rho", "ratio"), first, ""]))
+    assert "columns missing: ['rho']; unknown: ['ratio']" in " ".join(errors(sound))
+    path.write_text("\n".join([header, first + ",1", second, ""]))
+    assert f"line 2: has {len(COLUMNS) + 1} cells" in " ".join(errors(sound))
+    path.unlink()
+    assert "digits.csv: is missing" in " ".join(errors(sound))
+
+
+def test_a_draw_with_other_labels_between_methods_is_found(tmp_path):
+    other = {"data": "d" * 64, "partition": "p" * 64, "labels": "x" * 64}
+    same = {**other, "labels": "l" * 64}
+    folder = saved([entry(digests=same), entry(method="fedcova", digests=other)], tmp_path)
+    (problem,) = errors(folder)
+    assert "its labels digest is xxxxxxxxxxxxxxxx" in problem
+    assert "did not train on the same labels" in problem
+
+
+def test_an_entry_that_is_damaged_misplaced_or_of_an_unknown_method_is_found(sound):
+    path = sorted((sound / "results").rglob("*.json"))[0]
+    text = path.read_text()
+    path.write_text(text[:50])
+    assert "damaged" in errors(sound)[0]
+    path.write_text(text)
+    moved = path.with_name("draw7-seed0.json")
+    path.rename(moved)
+    assert errors(sound) == [f"{moved}: by its settings it belongs to {path}"]
+    moved.rename(path)
+    path.write_text(text.replace('"method": "fedavg"', '"method": "mine.py:Mine"'))
+    assert any("give it an entry point" in one for one in errors(sound))
+
+
+def test_an_entry_that_differs_from_its_run_is_found(built, runs):
+    path = sorted((built / "results").rglob("*.json"))[0]
+    content = json.loads(path.read_text())
+    content["curves"]["accuracy"][-1] = 99.0
+    path.write_text(json.dumps(content))
+    assert any("curves differs from that of the run in" in one for one in errors(built, runs))
+    assert any("column accuracy_mean" in one for one in errors(built))
+
+
+def test_the_shipped_leaderboards_follow_from_their_entries():
+    assert errors(Path(__file__).parents[1] / "leaderboards") == []
+
+
+def test_a_place_without_a_leaderboard_is_refused(tmp_path):
+    assert "holds no leaderboard" in refused("leaderboard", "verify", tmp_path)
+    assert "holds no leaderboard" in refused("leaderboard", "table", tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------------- rerun
+
+
+def test_a_row_that_is_run_again_has_the_same_bits(built, tmp_path):
+    result = call("leaderboard", "rerun", f"{built / 'digits.csv'}:2", "--out", tmp_path / "again",
+                  FLNOISEBENCH_COMMIT="c" * 40)  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    said = rows(result.stdout)
+    assert said["draw 0, seed 0"].endswith("bits equal")
+    assert said["draw 1, seed 0"].endswith("bits equal")
+    assert said["verdict"] == "agrees: within the stated spread"
+
+
+def test_an_entry_whose_bits_differ_on_the_same_hardware_by_the_same_code_does_not_agree(built, tmp_path):
+    path = sorted((built / "results").rglob("*.json"))[0]
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"digest": "0" * 64}))
+    result = call("leaderboard", "rerun", path, "--out", tmp_path / "again", FLNOISEBENCH_COMMIT="c" * 40)
+    assert result.exit_code == 1
+    assert "bits differ, on the same hardware by the same code" in result.stdout
+    assert "does not agree" in result.stdout
+
+
+def test_what_is_no_row_and_no_result_is_refused(built, tmp_path):
+    assert "rows in lines 2 to 3" in refused("leaderboard", "rerun", f"{built / 'digits.csv'}:9", "--out", tmp_path)
+    assert "neither TABLE.csv:LINE" in refused("leaderboard", "rerun", tmp_path, "--out", tmp_path)
+
+
+def test_agreement_by_hand():
+    stated = [entry((60.0,), draw=0), entry((70.0,), draw=1)]
+    row = only(stated)  # 65 +- 7.0711
+
+    def again(first, second, **changes):
+        return [entry((first,), draw=0, **changes), entry((second,), draw=1, **changes)]
+
+    same = agreement(stated, stated, row)
+    assert (same.stated, same.again, same.agrees) == (65, 65, True)
+    elsewhere = {"environment": {"device": "a GPU"}, "digest": "0" * 64}
+    near = agreement(stated, again(67.0, 77.0, **elsewhere), row)  # 72: 7 away
+    assert (near.again, near.within, near.agrees) == (72, True, True)
+    assert "other hardware or libraries" in near.repeats[0].but
+    far = agreement(stated, again(68.0, 77.0, **elsewhere), row)  # 72.5: 7.5 away
+    assert (far.within, far.agrees) == (False, False)
+    broken = agreement(stated, again(60.0, 70.0, digest="0" * 64), row)
+    assert (broken.within, broken.agrees) == (True, False)
+    assert not agreement(stated[:1], [entry((61.0,), **elsewhere)]).agrees  # a single round states no spread
+    with pytest.raises(ValueError, match="nothing was repeated"):
+        agreement(stated[:1], [entry((60.0,), seed=1)])

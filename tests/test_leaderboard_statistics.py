@@ -1,0 +1,242 @@
+"""What is said of methods: paired differences, Holm's correction, mean ranks, equal budgets, and the printed tables."""
+
+import csv
+import io
+import json
+import math
+
+import pytest
+from command_line import call, done, refused
+from leaderboard_entries import entry, saved
+
+from flnoisebench import published
+from flnoisebench.leaderboard import comparison, rows_of, tables
+from flnoisebench.leaderboard.comparison import at_budget, critical_difference, holm, paired
+
+# --------------------------------------------------------------------------------------------------- differences
+
+
+def test_a_paired_interval_by_hand():
+    found = paired({0: 10.0, 1: 12.0, 2: 17.0, 9: 99.0}, {0: 9.0, 1: 10.0, 2: 14.0, 7: 1.0})
+    assert found["draws"] == (0, 1, 2)  # differences 1, 2, 3: mean 2, standard error 1 / sqrt 3, t(.975, 2) = 4.3027
+    assert found["mean"] == 2
+    assert found["low"] == pytest.approx(2 - 4.302653 / math.sqrt(3), abs=1e-6)
+    assert found["high"] == pytest.approx(2 + 4.302653 / math.sqrt(3), abs=1e-6)
+    assert found["p"] == pytest.approx(0.074180, abs=1e-6)  # 2 (1 - F(2 sqrt 3)), F(t) = 1/2 + t / (2 sqrt(2 + t^2))
+
+
+def test_fewer_than_two_shared_draws_have_no_interval():
+    assert paired({0: 3.0}, {0: 1.0}) == {"draws": (0,), "mean": 2.0, "low": None, "high": None, "p": None}
+    assert paired({0: 3.0}, {1: 1.0})["mean"] is None
+    assert paired({0: 3.0, 1: 3.0}, {0: 3.0, 1: 3.0})["p"] == 1
+    assert paired({0: 3.0, 1: 4.0}, {0: 1.0, 1: 2.0})["p"] == 0
+
+
+def test_holms_correction_by_hand():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])  # Holm 1979
+    assert holm([0.5, 0.9]) == [1, 1]
+    assert holm([]) == []
+
+
+def cell(values, *, rho=0.6, draws=(0, 1), **settings):
+    """Entries of several methods: {method: accuracy by draw} in one scenario."""
+    return [
+        entry((value,), method=method, draw=draw, noise_changes={"rho": rho}, **settings)
+        for method, by_draw in values.items()
+        for draw, value in zip(draws, by_draw, strict=True)
+    ]
+
+
+def test_differences_pair_draws_average_seeds_and_are_corrected_together():
+    runs = cell({"fedavg": (50, 60), "fedcova": (52, 64), "fedavg-relabel": (51, 62)})
+    runs += [entry((56.0,), method="fedcova", draw=0, seed=1, noise_changes={"rho": 0.6})]
+    runs += [entry((99.0,), oracle="clean-samples", draw=draw, noise_changes={"rho": 0.6}) for draw in (0, 1)]
+    relabel, cova = comparison.differences(rows_of(runs), runs)
+    assert (cova.method, cova.against) == ("Fedcova", "Fedavg")
+    assert cova.mean == 4  # draw 0: (52 + 56) / 2 - 50; draw 1: 4
+    assert relabel.mean == 1.5
+    assert relabel.p_holm == relabel.p  # 1 x the larger
+    assert cova.p_holm == min(1, 2 * cova.p) == 0
+    with pytest.raises(ValueError, match="Did you mean fedcova"):
+        comparison.differences(rows_of(runs), runs, against="fedcov")
+
+
+# --------------------------------------------------------------------------------------------------------- ranks
+
+
+def test_nemenyis_distance_is_demsars():
+    # Demsar 2006, table 5: q(.05) is 2.343, 2.569, 2.728 for 3, 4, 5 classifiers; his example: 4 on 14 sets, 1.25
+    for k, q in ((3, 2.343), (4, 2.569), (5, 2.728)):
+        assert critical_difference(k, 10) == pytest.approx(q * math.sqrt(k * (k + 1) / 60), abs=2e-3)
+    assert critical_difference(4, 14) == pytest.approx(1.25, abs=0.005)
+
+
+RHOS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+
+
+def test_mean_ranks_by_hand():
+    runs = []
+    for i, rho in enumerate(RHOS):
+        values = {"fedavg": (50,), "fedcova": (60,), "fedavg-relabel": (55,) if i < 4 else (60,)}
+        runs += cell(values, rho=rho, draws=(0,))
+    found = comparison.ranking(rows_of(runs))
+    assert found.cells == 6
+    assert found.ranks == pytest.approx(
+        {"Fedcova": (4 * 1 + 2 * 1.5) / 6, "Fedavg-Relabel": (4 * 2 + 3) / 6, "Fedavg": 3}
+    )
+    # Friedman with ties: rank sums 7, 11, 18 of 36; 12/(6*3*4) (49 + 121 + 324) - 3*6*4 = 10.333, over 1 - 12/(6*24)
+    assert found.chi2 == pytest.approx((494 / 6 - 72) / (1 - 12 / 144))
+    assert found.distance == pytest.approx(critical_difference(3, 6))
+    assert found.groups == (("Fedcova", "Fedavg-Relabel"), ("Fedavg-Relabel", "Fedavg"))  # 1.353 apart are 1.833
+    drawn = comparison.diagram(found)
+    assert [line.split()[1] for line in drawn.splitlines()[3:]] == ["1.17", "1.83", "3.00"]
+    assert "critical difference 1.35" in drawn
+
+
+def test_there_are_no_ranks_over_fewer_than_six_cells_or_three_methods():
+    runs = [
+        one
+        for rho in RHOS[:5]
+        for one in cell({"fedavg": (5,), "fedcova": (6,), "fedavg-relabel": (7,)}, rho=rho, draws=(0,))
+    ]
+    with pytest.raises(ValueError, match="6 cells or more that hold all 3 methods, and there are 5"):
+        comparison.ranking(rows_of(runs))
+    two = [one for rho in RHOS for one in cell({"fedavg": (5,), "fedcova": (6,)}, rho=rho, draws=(0,))]
+    with pytest.raises(ValueError, match="three methods or more, and here are 2"):
+        comparison.ranking(rows_of(two))
+    runs += two[-2:]  # a sixth cell that lacks one
+    with pytest.raises(ValueError, match="there are 5"):
+        comparison.ranking(rows_of(runs))
+    with pytest.raises(ValueError, match="unknown method of these rows 'fedcor'"):
+        comparison.ranking(rows_of(runs), ["fedcor"])
+
+
+def test_an_oracle_is_in_no_comparison():
+    runs = [
+        one
+        for rho in RHOS
+        for one in cell({"fedavg": (5,), "fedcova": (6,), "fedavg-relabel": (7,)}, rho=rho, draws=(0,))
+    ]
+    bound = [entry((99.0,), oracle="clean-samples", noise_changes={"rho": rho}) for rho in RHOS]
+    assert comparison.ranking(rows_of([*runs, *bound])) == comparison.ranking(rows_of(runs))
+    assert len(comparison.equal_budget(rows_of([runs[0], bound[0]]), [runs[0], bound[0]], "rounds")) == 0
+
+
+# ------------------------------------------------------------------------------------------------- equal budgets
+
+
+def test_what_was_reached_within_a_budget_by_hand():
+    one = entry((10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0), seconds=2.0, images=100)
+    assert at_budget(one, "rounds", 6) == (40, 6)  # 20 to 60
+    assert at_budget(one, "images", 250) == (15, 2)
+    assert at_budget(one, "seconds", 6.0) == (20, 3)
+    assert at_budget(one, "seconds", 1.9) == (None, 0)
+    assert at_budget(entry((None, 20.0)), "rounds", 1) == (None, 1)
+
+
+def test_an_equal_budget_is_the_least_that_any_run_spent():
+    fast = entry((10.0, 20.0, 30.0), seconds=1.0, images=300)
+    slow = entry((40.0, 50.0, 60.0), method="fedcova", seconds=3.0, images=100)
+    runs = [fast, slow]
+    (images,) = comparison.equal_budget(rows_of(runs), runs, "images")
+    assert images.budget == 300
+    assert {one.name: (one.accuracy, one.rounds) for one in images.reached} == {"Fedavg": (10, 1), "Fedcova": (50, 3)}
+    (seconds,) = comparison.equal_budget(rows_of(runs), runs, "seconds")
+    assert seconds.budget == 3
+    assert {one.name: (one.accuracy, one.rounds) for one in seconds.reached} == {"Fedavg": (20, 3), "Fedcova": (40, 1)}
+
+
+def test_seconds_are_compared_on_one_machine_only():
+    gpu = {"device": "a GPU"}
+    runs = [entry(), entry(method="fedcova"), entry(method="fedavg-relabel", environment=gpu)]
+    (found,) = comparison.equal_budget(rows_of(runs), runs, "seconds")
+    assert [one.name for one in found.reached] == ["Fedavg", "Fedcova"]
+    assert found.left_out == ("Fedavg-Relabel",)
+    assert "Abacus 3000" in found.hardware
+
+
+# -------------------------------------------------------------------------------------------------------- tables
+
+
+@pytest.fixture
+def folder(tmp_path):
+    runs = cell({"fedavg": (50, 60), "fedcova": (70, 72)})
+    runs += cell({"fedavg": (80, 82), "fedcova": (70, 71)}, rho=0.4)
+    runs += [entry((99.0,), oracle="clean-samples", draw=draw, noise_changes={"rho": 0.6}) for draw in (0, 1)]
+    return saved(runs, tmp_path / "board")
+
+
+def test_a_markdown_table_is_methods_by_noise_level_with_the_best_in_bold(folder):
+    lines = done("leaderboard", "table", folder).splitlines()
+    assert lines[2] == "| method | (.4, .7) | (.6, .7) |"
+    assert lines[4] == "| Fedavg | **81.00 ± 1.41 (2)**† | 55.00 ± 7.07 (2)† |"
+    assert lines[5] == "| Fedcova | 70.50 ± 0.71 (2)† | **71.00 ± 1.41 (2)**† |"
+    assert lines[6] == "| Fedavg, oracle clean-samples |  | 99.00 ± 0.00 (2)† |"  # a bound is never the best
+    assert "- † wrong-protocol: Fedavg, Fedcova, Fedavg, oracle clean-samples" in lines
+
+
+def test_latex_is_escaped_and_bold(folder):
+    text = done("leaderboard", "table", folder, "--format", "latex")
+    assert r"Fedavg & \textbf{81.00 $\pm$ 1.41 (2)}$^\dagger$ & 55.00 $\pm$ 7.07 (2)$^\dagger$ \\" in text
+    assert r"accuracy in \%" in text
+    assert text.count("{") == text.count("}")
+
+
+def test_csv_has_a_line_a_cell(folder):
+    lines = list(csv.DictReader(io.StringIO(done("leaderboard", "table", folder, "--format", "csv"))))
+    assert len(lines) == 5
+    assert [(one["rho"], one["name"]) for one in lines if one["best"] == "True"] == [
+        ("0.4", "Fedavg"),
+        ("0.6", "Fedcova"),
+    ]
+
+
+def test_what_cannot_be_printed_is_refused(folder):
+    assert "Did you mean latex" in refused("leaderboard", "table", folder, "--format", "latx")
+    assert "unknown track of these rows 'own'" in refused("leaderboard", "table", folder, "--track", "own")
+    assert "unknown leaderboard 'digit'" in refused("leaderboard", "table", folder, "--dataset", "digit")
+
+
+def test_published_numbers_stand_beside_ours_where_the_scenario_is_the_papers():
+    ours = {"dataset": "cifar10", "noise_changes": {"rho": 0.6, "tau": 0.7}}
+    runs = [
+        entry((60.0,), **ours),
+        entry((80.0,), method="fedcova", **ours),
+        entry((80.0,), oracle="clean-clients", **ours),
+    ]
+    (table,) = tables.tables(rows_of(runs), with_published=True)
+    cells = {name: line[0] for name, line in table.lines}
+    assert [one.accuracy for one in cells["Fedavg"].printed] == [52.87]
+    assert [(one.accuracy, one.std) for one in cells["Fedcova"].printed] == [(80.71, 0.56)]
+    assert cells["Fedavg, oracle clean-clients"].printed == ()
+    assert any("published: FedCova (arXiv 2603.04062), after 500 rounds (here 1)" in note for note in table.notes)
+    lines = list(csv.DictReader(io.StringIO(tables.render([table], "csv"))))
+    assert lines[0]["difference"] == "7.13"
+    elsewhere = [entry((60.0,), clients=10, **ours), entry((60.0,), partition_changes={"law": "iid"}, **ours),
+                 entry((60.0,), dataset="cifar10", noise_changes={"rho": 0.5})]  # fmt: skip
+    assert not any(table.with_published for table in tables.tables(rows_of(elsewhere), with_published=True))
+
+
+def test_the_published_files_are_whole():
+    assert published.names() == ["fedcova_runtime", "fedcova_statements", "fedcova_tables", "scenarios"]
+    assert len(published.read("fedcova_tables")) == 150
+    assert all(line["source"] for name in published.names() for line in published.read(name))
+    with pytest.raises(ValueError, match="Did you mean fedcova_tables"):
+        published.read("fedcova_table")
+    (one,) = published.beside("cifar100", "fedcova-sym", 0.8, 0.7, 20, "bernoulli-dirichlet-p0.5-alpha5", "fedcova")
+    assert (one.accuracy, one.std, one.rounds) == (40.80, 0.78, 500)
+
+
+# --------------------------------------------------------------------------------------------------------- stats
+
+
+def test_stats_prints_differences_budgets_and_why_there_are_no_ranks(folder):
+    said = json.loads(done("leaderboard", "stats", folder, "--json"))
+    assert [(one["method"], one["mean"]) for one in said["differences"]] == [("Fedcova", -10.5), ("Fedcova", 16.0)]
+    assert said["ranking"] is None
+    assert "three methods or more" in said["no_ranking"]
+    assert set(said["equal"]) == {"rounds", "images", "seconds"}
+    text = done("leaderboard", "stats", folder)
+    assert "+16.00" in text
+    assert "no mean ranks" in text
+    assert call("leaderboard", "stats", folder, "--against", "nobody").exit_code == 2

@@ -1,0 +1,156 @@
+"""A user's own noisy data as lists, and made data of any size."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from command_line import call, done, refused
+from flnoisebench_datasets.file_list import FileList
+from flnoisebench_datasets.synthetic import Synthetic
+from PIL import Image
+
+from flnoisebench.api import MissingData
+
+CLIENTS = ("10", "9", "9", "10", "9", "9")
+
+
+@pytest.fixture
+def lists(tmp_path) -> Path:
+    """Six training images (two wrongly labelled, two clients) and two test images."""
+    rng = np.random.default_rng(0)
+    train, test = ["path,label,true_label,client"], ["path,label"]
+    for place, (given, true) in enumerate(
+        ["cat cat", "dog cat", "cat cat", "dog dog", "dog dog", "cat dog"][i].split() for i in range(6)
+    ):
+        _image(tmp_path / "photos" / f"{place},x.png", rng)
+        train.append(f'"photos/{place},x.png",{given},{true},{CLIENTS[place]}')
+    for place, label in enumerate(("cat", "dog")):
+        _image(tmp_path / "held" / f"{place}.png", rng)
+        test.append(f"held/{place}.png,{label}")
+    (tmp_path / "train.csv").write_text("\n".join(train) + "\n")
+    (tmp_path / "test.csv").write_text("\n".join(test) + "\n")
+    (tmp_path / "flnoisebench.json").write_text('{"size": 16}')
+    return tmp_path
+
+
+def _image(path: Path, rng) -> None:
+    path.parent.mkdir(exist_ok=True)
+    Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(path)
+
+
+def test_labels_truth_and_clients_are_read_from_the_list(lists):
+    arrays = FileList().load(lists)
+    assert arrays.classes == ("cat", "dog")
+    assert arrays.train_labels.tolist() == [0, 1, 0, 1, 1, 0]
+    assert arrays.true_labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert arrays.owners.tolist() == [1, 0, 0, 1, 0, 0]  # by number: client 9 comes before client 10
+    assert arrays.test_labels.tolist() == [0, 1]
+    assert tuple(arrays.train_images.shape) == (6, 3, 16, 16)
+
+
+def test_true_label_and_client_may_be_left_out(lists):
+    lines = (lists / "train.csv").read_text().splitlines()
+    (lists / "train.csv").write_text("\n".join(",".join(line.rsplit(",", 2)[:1]) for line in lines) + "\n")
+    arrays = FileList().load(lists)
+    assert arrays.true_labels is None
+    assert arrays.owners is None
+    assert arrays.train_labels.tolist() == [0, 1, 0, 1, 1, 0]
+
+
+def test_classes_that_are_numbers_are_in_their_order(lists):
+    for name in ("train.csv", "test.csv"):
+        path = lists / name
+        path.write_text(path.read_text().replace("cat", "9").replace("dog", "10"))
+    assert FileList().load(lists).classes == ("9", "10")
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "text", "said"),
+    [
+        ("train.csv", 1, "path,lable,true_label,client", "line 1: unknown column 'lable'.*Did you mean label"),
+        ("train.csv", 1, "path,true_label,client", "line 1 must name the columns path,label"),
+        ("train.csv", 3, "photos/1,x.png,dog,cat,9", "line 3 has not 4 fields .*quotes"),
+        ("train.csv", 3, "photos/1.png,dog", "line 3 has not 4 fields"),
+        ("train.csv", 3, '"photos/1,x.png",,cat,9', "line 3: label is empty"),
+        ("train.csv", 3, '"photos/0,x.png",dog,cat,9', "line 3: photos/0,x.png is also in train.csv, line 2"),
+        ("train.csv", 3, '"photos/7,x.png",dog,cat,9', "line 3: there is no file .*photos/7,x.png"),
+        ("test.csv", 2, '"photos/0,x.png",cat', "line 2: photos/0,x.png is also in train.csv, line 2"),
+        ("test.csv", 2, "held/0.png,bird", "line 2: class 'bird' has no training image"),
+        ("test.csv", 3, "held/1.png,cat", "has no image of class dog"),
+    ],
+)
+def test_a_bad_line_is_refused_with_its_file_and_number(lists, file, line, text, said):
+    lines = (lists / file).read_text().splitlines()
+    lines[line - 1] = text
+    (lists / file).write_text("\n".join(lines) + "\n")
+    with pytest.raises(ValueError, match=said) as caught:
+        FileList().load(lists)
+    assert str(lists / file) in str(caught.value)
+    assert call("data", "check", "file-list", "--data-root", lists).exit_code in (1, 2)
+
+
+def test_the_same_pixels_in_train_and_test_are_refused(lists):
+    (lists / "held" / "0.png").write_bytes((lists / "photos" / "0,x.png").read_bytes())
+    with pytest.raises(ValueError, match="1 test images are also training images"):
+        FileList().load(lists)
+
+
+def test_missing_lists_show_what_to_write(tmp_path):
+    with pytest.raises(MissingData, match=r"lacks train.csv and test.csv.*path,label"):
+        FileList().load(tmp_path)
+
+
+def test_the_lists_clients_and_truth_reach_the_run(lists, tmp_path):
+    options = ("--dataset", "file-list", "--data-root", lists, "--clients", "2", "--partition", "natural")
+    out = done("run", "--method", "fedavg", *options, "--rounds", "1", "--set", "protocol.model=mlp", "--json", "--out",
+               tmp_path / "runs")  # fmt: skip
+    result = json.loads(out.splitlines()[-1])
+    assert result["label_noise_before"] == pytest.approx(100 * 2 / 6, abs=1e-3)
+    assert "unknown rate" in refused("run", *options, "--noise", "fedcova-sym")
+
+
+def test_check_says_how_many_clients_and_wrong_labels_a_list_names(lists):
+    text = done("data", "check", "file-list", "--data-root", lists)
+    assert "the list names 2 clients: --partition natural takes them" in text
+    assert "2 of 6 labels are not the true ones" in text
+
+
+# ---------------------------------------------------------------------------------------------- made data
+
+
+def test_made_data_have_the_size_that_the_settings_say(tmp_path):
+    (tmp_path / "synthetic.json").write_text('{"images": 70, "test": 21, "classes": 7, "size": 9, "channels": 1}')
+    arrays = Synthetic().load(tmp_path, public=True)
+    assert tuple(arrays.train_images.shape) == (70, 1, 9, 9)
+    assert torch.bincount(arrays.train_labels).tolist() == [10] * 7
+    assert torch.bincount(arrays.test_labels).tolist() == [3] * 7
+    assert len(arrays.classes) == 7
+    assert tuple(arrays.public.shape) == (500, 1, 9, 9)
+
+
+def test_an_image_does_not_depend_on_how_many_are_made(tmp_path, monkeypatch):
+    def made(images, block=4096):
+        monkeypatch.setattr("flnoisebench_datasets.synthetic._BLOCK", block)
+        (tmp_path / "synthetic.json").write_text(json.dumps({"images": images}))
+        return Synthetic().load(tmp_path).train_images
+
+    assert torch.equal(made(50), made(200)[:50])
+    assert torch.equal(made(200), made(200, block=64))
+
+
+def test_a_class_is_told_from_another_by_its_mean_image(tmp_path):
+    arrays = Synthetic().load(tmp_path)
+    train, test = arrays.train_images.float().flatten(1), arrays.test_images.float().flatten(1)
+    means = torch.stack([train[arrays.train_labels == label].mean(0) for label in range(10)])
+    assert (torch.cdist(test, means).argmin(1) == arrays.test_labels).float().mean() > 0.95
+    assert not {image.numpy().tobytes() for image in arrays.train_images} & {
+        image.numpy().tobytes() for image in arrays.test_images
+    }
+
+
+def test_unknown_settings_of_made_data_are_refused(tmp_path):
+    (tmp_path / "synthetic.json").write_text('{"image": 10}')
+    with pytest.raises(ValueError, match=r"unknown setting 'image'.*Did you mean images"):
+        Synthetic().load(tmp_path)

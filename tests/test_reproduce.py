@@ -1,0 +1,412 @@
+"""The paper as commands: every table and figure is there, ours stands beside what is printed, and claims are judged by
+intervals, not by looks."""
+
+import json
+import tomllib
+from collections import Counter
+from importlib import resources
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from command_line import done, refused, rows
+
+from flnoisebench import claims, papers, published, records, registry, reproduce, runtime
+from flnoisebench.reproduce import Line
+
+NOWHERE = Path("no-data")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+def finished(entry, out, draws=None):
+    runs = reproduce.wanted(entry, device="cpu", draws=draws)
+    assert reproduce.carry_out(runs, data_root=NOWHERE, out=out, device="cpu") == {}
+    return runs
+
+
+# ------------------------------------------------------------------------------------------------- the data
+
+
+def test_every_table_and_figure_of_the_paper_has_a_name():
+    assert list(reproduce.entries()) == [
+        "cifar10-symmetric", "cifar10-asymmetric", "cifar100", "clothing1m", "ablation", "runtime", "learning-curves",
+        "orthogonality", "correction", "correction-clients", "eps2", "alpha", "d", "communication", "heterogeneity",
+        "partition", "noise", "toy-densities", "toy-projections",
+    ]  # fmt: skip
+    listed = rows(done("reproduce", "list"))
+    assert list(listed) == [*reproduce.entries(), "claims"]
+    assert listed["cifar10-symmetric"] == "CIFAR-10, symmetric noise (table); 162 runs"  # 9 methods, 6 levels, 3 draws
+
+
+def test_a_papers_file_has_no_key_that_nobody_reads():
+    content = tomllib.loads(resources.files(papers).joinpath("fedcova.toml").read_text())
+    known = {
+        "name", "title", "show", "table", "lines", "options", "levels", "over", "statements", "stated",
+        *reproduce.SCALES,
+    }  # fmt: skip
+    for entry in content["entries"]:
+        assert set(entry) <= known, entry["name"]
+        assert entry["show"] in reproduce.SHOWN
+        for scale in reproduce.SCALES:
+            assert set(entry.get(scale, {})) <= {"options", "levels", "lines"}
+        for one in entry.get("stated", ()):
+            assert set(one) <= {"level", "line", "measure", "what", "setting", "unit"}
+            assert one["measure"] in reproduce.SHOWN[entry["show"]]
+    assert set(content["scales"]) == set(reproduce.SCALES)
+    for claim in content["claims"]:
+        assert set(claim) <= {"name", "text", "judge", "entries", "line", "measure", "within", "limit"}
+        for name in claim.get("entries", ()):
+            assert claim["line"] in reproduce.entry(name).lines
+            assert claim["measure"] in reproduce.MEASURES
+
+
+@pytest.mark.parametrize("scale", reproduce.SCALES)
+def test_every_run_of_every_entry_has_valid_settings(scale):
+    for entry in reproduce.entries(scale).values():
+        for run in reproduce.wanted(entry, device="cpu", draws=1):
+            assert run.settings.scenario.draw == 0
+            assert run.settings.track == "common"
+
+
+def test_scales_change_the_length_and_keep_the_schedules_shape():
+    lengths = {}
+    for scale in reproduce.SCALES:
+        for name in ("cifar10-symmetric", "clothing1m"):
+            entry = reproduce.entry(name, scale)
+            settings = entry.settings("fedcova", next(iter(entry.levels)), 0, device="cuda")
+            lengths[scale, name] = settings.protocol.rounds
+    assert lengths == {
+        ("paper", "cifar10-symmetric"): 500, ("paper", "clothing1m"): 50,
+        ("short", "cifar10-symmetric"): 120, ("short", "clothing1m"): 12,
+        ("smoke", "cifar10-symmetric"): 12, ("smoke", "clothing1m"): 12,
+    }  # fmt: skip
+    short = reproduce.entry("cifar10-symmetric", "short").settings("fedcova", "rho=0.6 tau=0.7", 0, device="cuda")
+    assert short.method_settings["correct_start"] == 0.4
+    assert short.protocol.precision == "bf16"
+    half = reproduce.entry("cifar10-symmetric").settings("fedned", "rho=0.6 tau=0.7", 0, device="cuda")
+    assert half.protocol.participation == 0.5  # the paper's exception
+
+
+def test_each_cell_of_the_papers_tables_stands_beside_one_line_of_ours():
+    found = Counter()
+    for entry in reproduce.entries().values():
+        if entry.show == "accuracy":
+            for level, said in entry.levels.items():
+                for line in entry.lines:
+                    number = reproduce.printed(entry, line, level, "accuracy")
+                    found[entry.table, said.get("rho", 0.6), said.get("tau", 0.7), line, number] += 1
+    wanted = Counter(
+        (cell["table"], float(cell["rho"] or 0.6), float(cell["tau"] or 0.7), cell["method"], float(cell["accuracy"]))
+        for cell in published.read("fedcova_tables")
+    )
+    assert found == wanted
+    assert sum(wanted.values()) == 54 + 42 + 42 + 6 + 6
+
+
+def test_what_the_text_states_stands_beside_ours():
+    def stated(name, measure, line="fedcova"):
+        entry = reproduce.entry(name)
+        return [reproduce.printed(entry, line, level, measure) for level in entry.levels]
+
+    assert stated("correction", "noise before") == [27.51, 34.42]
+    assert stated("correction", "noise after") == [6.93, 11.20]
+    assert stated("heterogeneity", "noise after") == [11.20, 18.16]
+    assert stated("noise", "noise before", "") == [None, 27.51, None, 34.42, None, None]
+    assert stated("communication", "covariances, share of FedAvg's upload") == [1.4]
+    assert stated("communication", "covariances of a client") == [0.6]
+    assert stated("communication", "covariances of a client", "fedavg") == [None]
+    assert stated("runtime", "minutes", "dividemix") == [1508]
+    assert stated("runtime", "time ratio") == [1.61]
+    assert len(reproduce.statements(reproduce.entry("eps2"))) == 4
+    assert reproduce.number_in("163,840 = 1.4 % of 11.2 million", "%") == 1.4
+    with pytest.raises(ValueError, match="no number in MB"):
+        reproduce.number_in("27.51 %", "MB")
+
+
+def test_an_unknown_name_gets_near_misses():
+    assert "Did you mean ablation?" in refused("reproduce", "ablaton")
+    assert "Did you mean smoke?" in refused("reproduce", "list", "--scale", "smok")
+    with pytest.raises(registry.UnknownName, match="Did you mean fedcova"):
+        papers.read("fedcov")
+    assert "leave it out" in refused("reproduce", "all", "--figure", "a.svg")
+    assert "a figure's name ends in" in refused("reproduce", "ablation", "--figure", "a.gif")
+
+
+# ------------------------------------------------------------------------------------------------- the runs
+
+
+def test_what_is_over_is_not_run_again_and_what_was_stopped_goes_on(tmp_path, monkeypatch):
+    entry = reproduce.entry("correction", "smoke")
+    runs = reproduce.wanted(entry, device="cpu")
+    assert [run.level for run in runs] == ["rho=0.4 tau=0.7", "rho=0.6 tau=0.7"]
+
+    def stop(record):
+        if record.round == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runtime.prepare(runs[0].settings, data_root=NOWHERE, out=tmp_path, device="cpu").execute(stop)
+    started = []
+    options = {"data_root": NOWHERE, "out": tmp_path, "device": "cpu"}
+    assert reproduce.carry_out(runs, **options, on_start=lambda *said: started.append(said)) == {}
+    assert [(i, of, run.level) for i, of, run in started] == [(0, 2, runs[0].level), (1, 2, runs[1].level)]
+    monkeypatch.setattr(runtime, "prepare", None)  # nothing is left to prepare
+    assert reproduce.carry_out(runs, **options) == {}
+    whole = tmp_path / "whole"
+    monkeypatch.undo()
+    reproduce.carry_out(runs[:1], data_root=NOWHERE, out=whole, device="cpu")
+    (again,), (first, _) = reproduce.present(runs, whole), reproduce.present(runs, tmp_path)
+    assert again.result.digest == first.result.digest
+
+
+def test_runs_that_entries_share_are_run_once(tmp_path):
+    paper = reproduce.entries("paper")
+
+    def folders(name):
+        return {run.settings.folder(tmp_path) for run in reproduce.wanted(paper[name], device="cuda")}
+
+    table = folders("cifar10-symmetric")
+    assert folders("runtime") < table
+    assert folders("learning-curves") < table
+    assert folders("orthogonality") < table
+    assert len(folders("ablation") & table) == 3  # the full method, on three draws
+    assert len(folders("alpha") & folders("ablation")) == 6  # alpha = 2 is the full one, 1 that without augmentation
+    assert folders("correction") == folders("correction-clients")
+
+
+def test_a_failed_run_stops_no_other_and_is_shown_as_failed(tmp_path, monkeypatch):
+    entry = reproduce.entry("communication", "smoke")
+    runs = reproduce.wanted(entry, device="cpu")
+    method = registry.load_method("fedcova")
+
+    def broken(self, state, uploads, server):
+        if server.round:
+            raise RuntimeError("no luck")
+        return whole(self, state, uploads, server)
+
+    whole = method.aggregate
+    with monkeypatch.context() as patch:
+        patch.setattr(method, "aggregate", broken)
+        failures = reproduce.carry_out(list(reversed(runs)), data_root=NOWHERE, out=tmp_path, device="cpu")
+    assert ["no luck" in text for text in failures.values()] == [True]
+    lines = reproduce.compared(entry, runs, tmp_path)
+    states = {(one.line, one.measure): (len(one.by_draw), one.failed, one.missing) for one in lines}
+    assert states["fedavg", "upload of a client"] == (1, 0, 0)
+    assert states["fedcova", "covariances of a client"] == (0, 1, 0)
+    assert reproduce.carry_out(runs, data_root=NOWHERE, out=tmp_path, device="cpu") == {}
+    assert reproduce.present(runs, tmp_path)[1].result.status == "failed"
+    assert reproduce.carry_out(runs, data_root=NOWHERE, out=tmp_path, device="cpu", retry=True) == {}
+    assert reproduce.present(runs, tmp_path)[1].result.status == "complete"
+
+
+def test_the_difference_has_the_interval_of_our_mean_over_draws():
+    line = Line("", "fedcova", "accuracy", "%", {0: 80.0, 1: 82.0, 2: 84.0}, 81.0)
+    half = 4.302653 * 2 / 3**0.5  # Student's t at two degrees of freedom, a deviation of 2
+    assert (line.mean, line.std) == (82.0, 2.0)
+    assert line.beside() == pytest.approx({"difference": 1.0, "low": 1 - half, "high": 1 + half}, rel=1e-5)
+    alone = Line("", "fedcova", "accuracy", "%", {0: 80.0}, 81.0)
+    assert alone.beside() == {"difference": -1.0, "low": None, "high": None}
+    assert alone.std is None
+
+
+def record(round, accuracy, noise=None, phi=None):
+    return SimpleNamespace(
+        round=round, accuracy=accuracy, label_noise=noise, diagnostics={} if phi is None else {"phi": phi}
+    )
+
+
+def made(rounds, noise_before=None, **environment):
+    result = SimpleNamespace(label_noise_before=noise_before, environment=environment, seconds={"round": 3.2})
+    return SimpleNamespace(rounds=rounds, result=result)
+
+
+def test_measures_by_hand():
+    noise = [30.0, 30.0, 20.0, 20.0, 21.5, 15.0]
+    run = made([record(i, 50.0, value) for i, value in enumerate(noise)], 30.0)
+    assert reproduce.worst_correction(run) == 1.5  # -10, +1.5, -6.5
+    assert reproduce.worst_correction(made([record(0, 50.0, 30.0)], 30.0)) is None
+    assert reproduce.roughness(made([record(i, value) for i, value in enumerate((0, 90, 50, 52, 49, 50))])) == 2.0
+    rising = [record(i, a, phi=p) for i, (a, p) in enumerate(((10, 0.5), (20, 0.3), (30, 0.2)))]
+    assert reproduce.phi_against_accuracy(made(rising)) == -1.0
+    flat = [record(i, a, phi=p) for i, (a, p) in enumerate(((10, 0.5), (30, 0.3), (20, 0.2)))]
+    assert (
+        reproduce.phi_against_accuracy(made(flat)) == -0.5
+    )  # phi falls all the way, accuracy does not rise all the way
+    assert reproduce.phi_against_accuracy(made([record(i, 1.0) for i in range(5)])) is None
+    here, there = made([], device="cpu", lanes=1), made([], device="cpu", lanes=4)
+    assert reproduce.time_ratio(here, here) == 1.0
+    assert reproduce.time_ratio(here, there) is None  # other hardware
+    assert reproduce.time_ratio(here, None) is None
+
+
+# ------------------------------------------------------------------------------------------------ the claims
+
+
+def judged(monkeypatch, cells, **claim):
+    """The verdict on numbers made up here: cells as {(line, level): {draw: number}}."""
+    entry = SimpleNamespace(
+        name="table",
+        levels=dict.fromkeys(level for _, level in cells),
+        lines=dict.fromkeys(line for line, _ in cells),
+    )
+    monkeypatch.setattr(reproduce, "wanted", lambda *_, **__: [])
+    monkeypatch.setattr(reproduce, "present", lambda *_: [])
+    monkeypatch.setattr(reproduce, "measured", lambda *_: {key: values for key, values in cells.items() if values})
+    said = {"name": "c", "text": "", "entries": ["table"], "line": "ours", "measure": "accuracy", **claim}
+    return claims._judged(said, {"table": entry}, Path(), "cpu", None)
+
+
+def draws(*values):
+    return dict(enumerate(values))
+
+
+def test_a_lead_holds_where_every_interval_is_above_0(monkeypatch):
+    ours, close, far = draws(80.0, 82.0, 84.0), draws(78.9, 81.0, 82.9), draws(60.0, 61.0, 65.0)
+    verdict = judged(monkeypatch, {("ours", "a"): ours, ("x", "a"): close, ("y", "a"): far}, judge="leads")
+    # leads over x: 1.1, 1.0, 1.1; t(.975, 2) = 4.302653, a deviation of .057735
+    half = 4.302653 * 0.0577350 / 3**0.5
+    assert verdict.state == "holds"
+    assert verdict.closest.what == "table, a: over x"
+    assert (verdict.closest.low, verdict.closest.high) == pytest.approx((3.2 / 3 - half, 3.2 / 3 + half), rel=1e-5)
+
+
+def test_a_lead_fails_where_a_rival_is_surely_ahead_at_the_corrected_level(monkeypatch):
+    ours = draws(80.0, 82.0, 84.0)
+    ahead = draws(81.0, 83.1, 84.9)
+    verdict = judged(monkeypatch, {("ours", "a"): ours, ("x", "a"): ahead, ("y", "a"): {}}, judge="leads")
+    assert (verdict.state, verdict.why) == ("fails", "table, a: over x")  # though y was not run
+    # alone this lead's interval is below 0 (mean -1, deviation .346, t 4.303: half .86), at a fortieth it is not (t 15)
+    slightly = draws(80.6, 83.2, 85.2)
+    assert judged(monkeypatch, {("ours", "a"): ours, ("x", "a"): slightly}, judge="leads").state == "fails"
+    many = {("ours", "a"): ours, ("x", "a"): slightly} | {(f"y{i}", "a"): draws(1.0, 2.0, 3.0) for i in range(19)}
+    assert judged(monkeypatch, many, judge="leads").state == "undetermined"
+
+
+def test_a_lead_is_undetermined_with_one_draw_with_a_missing_run_and_with_an_interval_over_0(monkeypatch):
+    one = judged(monkeypatch, {("ours", "a"): draws(80.0), ("x", "a"): draws(10.0)}, judge="leads")
+    assert (one.state, one.why) == ("undetermined", "1 of 1 parts have one draw, and so no interval")
+    ours = draws(80.0, 82.0, 84.0)
+    some = judged(monkeypatch, {("ours", "a"): ours, ("x", "a"): draws(1.0, 2.0, 4.0), ("y", "a"): {}}, judge="leads")
+    assert (some.state, some.why, some.missing) == ("undetermined", "1 of 2 parts have no run", 1)
+    wide = judged(monkeypatch, {("ours", "a"): ours, ("x", "a"): draws(70.0, 90.0, 60.0)}, judge="leads")
+    assert wide.state == "undetermined"
+    assert "interval that holds 0" in wide.why
+
+
+def test_a_lead_in_roughness_is_less_of_it(monkeypatch):
+    cells = {("ours", "a"): draws(1.0, 1.1, 1.2), ("x", "a"): draws(3.0, 3.2, 3.1)}
+    assert judged(monkeypatch, cells, judge="leads", measure="roughness").state == "holds"
+
+
+def test_flat_asks_the_gap_between_levels_to_stay_within_the_margin(monkeypatch):
+    def verdict(hard):
+        cells = {("ours", "easy"): draws(88.0, 88.2, 88.1), ("ours", "hard"): hard}
+        return judged(monkeypatch, cells, judge="flat", within=1.0)
+
+    assert verdict(draws(87.6, 87.9, 87.7)).state == "holds"
+    assert verdict(draws(80.0, 80.3, 80.2)).state == "fails"
+    assert verdict(draws(86.9, 87.3, 87.1)).state == "undetermined"
+    assert verdict({}).why == "1 of 1 parts have no run"
+
+
+def test_below_asks_every_level_to_stay_below_the_limit(monkeypatch):
+    def verdict(*values):
+        return judged(monkeypatch, {("ours", "a"): draws(*values)}, judge="below", measure="time ratio", limit=1.65)
+
+    assert verdict(1.50, 1.52, 1.49).state == "holds"
+    assert verdict(1.90, 1.92, 1.91).state == "fails"
+    assert verdict(1.2, 1.9, 1.6).state == "undetermined"
+
+
+def test_the_toy_boundary_is_no_circle():
+    (verdict,) = [one for one in claims.verdicts("smoke", NOWHERE, device="cpu") if one.name == "toy-boundary"]
+    assert verdict.state == "fails"
+    # variances 8 and 4.2 against 4.2 and 7: (1/8 - 1/4.2) / (1/4.2 - 1/7)
+    assert verdict.closest.mean == pytest.approx((1 / 8 - 1 / 4.2) / (1 / 4.2 - 1 / 7))
+
+
+def test_without_results_every_claim_of_runs_is_undetermined(tmp_path):
+    found = claims.verdicts("paper", tmp_path, device="cpu")
+    assert {one.state for one in found if one.name != "toy-boundary"} == {"undetermined"}
+    assert len(found) == 11
+
+
+# ------------------------------------------------------------------------------------------- the command
+
+
+def test_reproduce_prints_ours_beside_the_published_and_draws_the_figure(tmp_path):
+    out = tmp_path / "runs"
+    text = done("reproduce", "correction", "--scale", "smoke", "--draws", 2, "--out", out, "--device", "cpu")
+    table = [line.split("\t") for line in text.splitlines()]
+    heading = next(line for line in table if line[0] == "level")
+    (row,) = [
+        dict(zip(heading, line)) for line in table if line[:3] == ["rho=0.6 tau=0.7", "fedcova", "noise before (%)"]
+    ]
+    runs = reproduce.wanted(reproduce.entry("correction", "smoke"), device="cpu", draws=2)
+    values = [run.result.label_noise_before for run in reproduce.present(runs, out) if run.level == "rho=0.6 tau=0.7"]
+    assert len(values) == 2
+    assert row["ours"] == f"{sum(values) / 2:.2f}"
+    assert (row["n"], row["published"]) == ("2", "34.42")
+    assert row["difference"] == f"{sum(values) / 2 - 34.42:+.2f}"
+    assert " to " in row["95 % interval"]
+    assert any(line[0] == "note" and "runs on digits, and the paper on cifar10" in line[1] for line in table)
+    assert (out / "figures" / "smoke" / "correction.svg").read_text().startswith("<?xml")
+
+    content = json.loads(done("reproduce", "correction", "--scale", "smoke", "--draws", 2, "--out", out, "--json"))
+    assert content["entries"][0]["lines"][0]["published"] == 27.51
+    verdicts = json.loads(done("reproduce", "claims", "--scale", "smoke", "--draws", 2, "--out", out, "--json"))
+    falls = next(one for one in verdicts["claims"] if one["name"] == "noise-falls")
+    worst = {
+        run.draw: reproduce.worst_correction(run)
+        for run in reproduce.present(runs, out)
+        if run.level == "rho=0.4 tau=0.7"
+    }
+    assert falls["parts"][0]["draws"] == 2
+    assert falls["parts"][0]["mean"] == pytest.approx(-sum(worst.values()) / 2)
+
+
+def test_a_dry_run_counts_and_runs_nothing(tmp_path):
+    text = rows(done("reproduce", "all", "--dry-run", "--out", tmp_path / "runs", "--device", "cpu"))
+    assert text["cifar10-symmetric"] == "162 runs, 0 of them over, 162 to run"
+    assert text["runtime"] == "27 runs, 0 of them over, 0 to run"  # the table's
+    assert not (tmp_path / "runs").exists()
+
+
+def test_missing_data_are_named_with_what_brings_them(tmp_path):
+    said = refused("reproduce", "partition", "--data-root", tmp_path, "--out", tmp_path / "runs", "--device", "cpu")
+    assert str(tmp_path) in said
+    assert "data fetch cifar10" in said
+
+
+def test_entries_without_runs_are_drawn_at_once(tmp_path):
+    for name in ("partition", "noise", "toy-densities", "toy-projections"):
+        entry = reproduce.entry(name, "smoke")
+        path = tmp_path / f"{name}.svg"
+        assert reproduce.wanted(entry, device="cpu") == []
+        assert reproduce.draw(entry, [], tmp_path, path, data_root=NOWHERE)
+        assert path.read_text().startswith("<?xml")
+    lines = reproduce.compared(reproduce.entry("noise", "smoke"), [], tmp_path, data_root=NOWHERE)
+    rates = {one.level: one.mean for one in lines if one.measure == "noise before"}
+    assert len(rates) == 6
+    assert rates["rho=0.8 tau=0.7"] > rates["rho=0.4 tau=0.5"]
+
+
+@pytest.mark.slow
+def test_all_smoke_scales_together_finish_within_three_minutes(tmp_path):
+    content = json.loads(done("reproduce", "all", "--scale", "smoke", "--out", tmp_path, "--device", "cpu", "--json"))
+    seconds = 0.0
+    for path in tmp_path.rglob("result.json"):
+        result = records.load_result(path.parent)
+        assert result.status == "complete"
+        seconds += result.seconds["round"]
+    assert seconds < 180
+    drawn = {one["name"] for one in content["entries"] if one["figure"]}
+    assert drawn == {one.name for one in reproduce.entries("smoke").values() if one.show != "accuracy"}
+    for one in content["entries"]:
+        assert one["lines"], one["name"]
+        assert all(line["mean"] is not None for line in one["lines"]), one["name"]

@@ -1,0 +1,425 @@
+"""Sweeps on real Dask: separate worker processes, killed without warning, and results equal to a serial sweep's."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from command_line import SCRIPT
+
+distributed = pytest.importorskip("distributed")
+
+from flnoisebench import grid, runtime, sweep  # noqa: E402
+from flnoisebench.checkpoint import Checkpoint  # noqa: E402
+from flnoisebench.settings import from_options  # noqa: E402
+
+DASK = Path(sys.executable).with_name("dask")
+PATIENCE = 120  # seconds for what takes one or two
+
+# FedAvg that ends in its second or third round as it is told to, in the same file, so that all runs have one code.
+PLUGIN = """
+import os
+import signal
+
+from flnoisebench.api import Card, Config, Field, Method, Plan, Reply, average, cross_entropy, weights
+
+
+class Frail(Method):
+    card = Card(title="Frail", paper="tests/test_sweep.py", year=2025)
+
+    class Config(Config):
+        trouble: str = Field("never", why="how it ends")
+
+    def init(self, server):
+        return weights(server.model())
+
+    def plan(self, state, server):
+        return Plan("train", server.cohort(), state)
+
+    def client(self, task, message, client):
+        if client.round == 1 and self.config.trouble == "raise":
+            raise RuntimeError("no luck today")
+        if client.round == 2 and self.config.trouble == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        network = client.model(message)
+        client.fit(network, cross_entropy)
+        return Reply(weights(network))
+
+    def aggregate(self, state, uploads, server):
+        return average([upload.content for upload in uploads], [upload.size for upload in uploads])
+
+    def predictors(self, state, server):
+        return {"main": server.model(state, frozen=True)}
+"""
+
+
+def settings(rounds: int, seed: int, method: str = "fedavg", **more):
+    return from_options({"method": method, "rounds": rounds, "clients": 5, "seed": seed, **more}, device="cpu")
+
+
+def until(condition, what: str):
+    """Wait for a condition's first true value, which is returned."""
+    deadline = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited {PATIENCE} s for {what}"
+        time.sleep(0.02)
+    return found
+
+
+def rounds_in(folder: Path) -> int:
+    path = folder / "records.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def holder(folder: Path) -> int | None:
+    """The process that has the run's folder locked."""
+    inode = (folder / "lock").stat().st_ino if (folder / "lock").exists() else None
+    for line in Path("/proc/locks").read_text().splitlines():
+        words = line.split()  # 1: FLOCK ADVISORY WRITE <pid> <major>:<minor>:<inode> 0 EOF
+        if "FLOCK" in words and words[5].split(":")[2] == str(inode):
+            return int(words[4])
+    return None
+
+
+def serially(runs, out: Path) -> None:
+    for run in runs:
+        runtime.prepare(run, data_root=out, out=out, device="cpu").execute()
+
+
+def contents(out: Path) -> dict[str, object]:
+    """All files of all runs, without what the clock says; checkpoints' objects are named by their content."""
+
+    def timeless(value):
+        if isinstance(value, dict):
+            apart = ("seconds", "peak_memory", "sha256", "records_length")  # the last two follow from the first
+            return {name: timeless(entry) for name, entry in value.items() if name not in apart}
+        return [timeless(entry) for entry in value] if isinstance(value, list) else value
+
+    found: dict[str, object] = {}
+    for path in sorted(out.rglob("*")):
+        name = str(path.relative_to(out))
+        if not path.is_file() or name == sweep.PROBE or path.name == "failure.txt":
+            continue
+        if path.suffix in (".json", ".jsonl"):
+            found[name] = [timeless(json.loads(line)) for line in path.read_text().splitlines()] if (
+                path.suffix == ".jsonl"
+            ) else timeless(json.loads(path.read_text()))  # fmt: skip
+        else:
+            found[name] = path.read_bytes()
+    return found
+
+
+@contextmanager
+def process(*words, log: Path, **options):
+    """A process of its own, its output in a file; killed at the end."""
+    with open(log, "ab") as file:
+        started = subprocess.Popen([str(word) for word in words], stdout=file, stderr=subprocess.STDOUT, **options)
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def scheduler(port: int, log: Path):
+    return process(DASK, "scheduler", "--host", "127.0.0.1", "--port", port, "--no-dashboard", log=log)
+
+
+def workers(port: int, count: int, log: Path, threads: int = 1):
+    return process(DASK, "worker", f"tcp://127.0.0.1:{port}", "--nthreads", threads, "--nworkers", count,
+                   "--no-dashboard", log=log, cwd=log.parent)  # fmt: skip
+
+
+@contextmanager
+def in_background(work: sweep.Sweep):
+    """The sweep in a thread: what it returned, or raised, is in the list once it is over."""
+    ended: list = []
+
+    def go():
+        try:
+            ended.append(work.carry_out())
+        except BaseException as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=go)
+    thread.start()
+    yield ended
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+# ------------------------------------------------------------------------------------- what survives what
+
+
+def test_killed_workers_and_a_killed_scheduler_lose_nothing(tmp_path):
+    """Started by hand, as on a cluster: a worker dies in the middle of a run, then the scheduler with all workers."""
+    out, port, messages = tmp_path / "out", free_port(), []
+    runs = [settings(40, seed) for seed in (0, 1)]
+    work = sweep.Sweep(runs, out=out, data_root=tmp_path, place=sweep.Running(f"127.0.0.1:{port}"),
+                       on_message=messages.append)  # fmt: skip
+    first = work.standings[0]
+    with in_background(work) as ended:
+        with scheduler(port, tmp_path / "scheduler.log") as head, workers(port, 2, tmp_path / "workers.log"):
+            until(lambda: rounds_in(first.folder) >= 3, "three rounds")
+            victim = holder(first.folder)
+            os.kill(victim, signal.SIGKILL)
+            at = rounds_in(first.folder)
+            assert at < 40
+            until(lambda: rounds_in(first.folder) >= at + 3, "the run to go on elsewhere")
+            assert holder(first.folder) not in (victim, None)
+            head.kill()
+            until(lambda: any("lost the scheduler" in text for text in messages), "the loss to be noticed")
+            assert not (first.folder / "result.json").exists()
+            until(lambda: holder(first.folder) is None, "the worker of a lost scheduler to stop")
+            assert not (first.folder / "result.json").exists()
+        assert not ended
+        with scheduler(port, tmp_path / "scheduler.log"), workers(port, 1, tmp_path / "workers.log"):
+            until(lambda: ended, "the sweep to end")
+    assert any("is back" in text for text in messages)
+    assert [outcome.status for outcome in ended[0]] == ["complete", "complete"]
+    assert [outcome.rounds for outcome in ended[0]] == [40, 40]
+    serially(runs, tmp_path / "serial")
+    assert contents(out) == contents(tmp_path / "serial")
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    """A sweep of worker processes on this host: its client is killed, and a second one, in this process, finds a run
+    locked by somebody else, a run that fails, and one that is done."""
+    folder = tmp_path_factory.mktemp("local")
+    (folder / "frail.py").write_text(PLUGIN)
+    (folder / "grid.toml").write_text(
+        'rounds = 40\nclients = 5\nmethod = "fedavg"\nseed = [0, 1]\n'
+        f'[[include]]\nrounds = 4\nmethod = "{folder}/frail.py:Frail"\nset = ["trouble=never", "trouble=raise"]\n'
+    )
+    out = folder / "out"
+    runs = grid.load(folder / "grid.toml", device="cpu")
+    folders = [run.folder(out) for run in runs]
+    command = (SCRIPT, "sweep", folder / "grid.toml", "--out", out, "--device", "cpu", "--workers", "2")
+    with process(*command, log=folder / "log") as client:
+        until(lambda: rounds_in(folders[0]) >= 3, "three rounds")
+        workers = {holder(folders[0]), holder(folders[1])} - {None}
+        client.kill()
+        client.wait()
+    cut_short = not (folders[0] / "result.json").exists()
+    until(lambda: holder(folders[0]) is None and holder(folders[1]) is None, "the workers to end")
+
+    serially([runs[2]], out)
+    done = (folders[2] / "result.json").stat().st_mtime_ns
+    lock, seen = Checkpoint(folders[1]), []
+
+    def watch(standing):
+        seen.append((runs.index(standing.settings), standing.status))
+        if standing.status == "waiting":
+            threading.Timer(1.5, lock.close).start()
+
+    outcomes = sweep.carry_out(
+        runs, out=out, data_root=folder, place=sweep.Local(workers=2), on_change=watch, on_message=pytest.fail
+    )
+    serially([runs[0], runs[1]], folder / "serial")
+    return SimpleNamespace(**locals())
+
+
+def test_a_killed_client_takes_its_workers_along_and_the_same_grid_continues(local):
+    assert local.cut_short
+    assert local.workers
+    assert not any(Path(f"/proc/{pid}").exists() for pid in local.workers)
+    assert local.outcomes[0].status == "complete"
+    assert not local.outcomes[0].already
+
+
+def test_the_results_equal_a_serial_sweeps_file_by_file(local):
+    serial = contents(local.folder / "serial")
+    assert len(serial) > 10
+    assert {name: content for name, content in contents(local.out).items() if name in serial} == serial
+    for number in (0, 1):
+        beside = {path.name for path in local.folders[number].iterdir()}
+        assert beside == {"settings.json", "records.jsonl", "result.json", "checkpoint", "lock"}
+
+
+def test_a_run_that_somebody_else_has_is_waited_for(local):
+    assert (1, "waiting") in local.seen
+    assert local.outcomes[1].status == "complete"
+
+
+def test_a_complete_run_is_not_run_again(local):
+    assert local.outcomes[2].already
+    assert (local.folders[2] / "result.json").stat().st_mtime_ns == local.done
+    assert [status for number, status in local.seen if number == 2] == ["complete"]
+
+
+def test_a_run_that_fails_is_recorded_with_its_traceback_and_stops_no_other(local):
+    failed = local.outcomes[3]
+    assert (failed.status, failed.already) == ("failed", False)
+    assert "no luck today" in failed.failure
+    text = (failed.folder / "failure.txt").read_text()
+    assert "Traceback (most recent call last)" in text
+    assert "RuntimeError: no luck today" in text
+    assert [outcome.status for outcome in local.outcomes] == ["complete", "complete", "complete", "failed"]
+
+
+def test_a_sweep_of_runs_that_are_over_starts_no_worker(local):
+    place = SimpleNamespace(name="nowhere", lasting=False)  # has no open
+    again = sweep.carry_out(local.runs, out=local.out, data_root=local.folder, place=place)
+    assert [outcome.status for outcome in again] == ["complete", "complete", "complete", "failed"]
+    assert all(outcome.already for outcome in again)
+
+
+# ------------------------------------------------------------------------------------ what a worker must have
+
+
+@pytest.fixture
+def probe(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "cifar-10-batches-bin").mkdir()
+    (tmp_path / "mine.py").write_text("x = 1\n")
+    run = settings(2, 0)
+    run = run.model_copy(update={"method": f"{tmp_path}/mine.py:Mine"})
+    return sweep.probe_of([run], tmp_path / "out", tmp_path / "data", "cpu")
+
+
+def lacks(probe, threads=1, **changes):
+    return sweep.missing_here({**probe, **changes}, SimpleNamespace(state=SimpleNamespace(nthreads=threads)))
+
+
+def test_a_worker_that_sees_all_is_fit_and_leaves_nothing_behind(probe):
+    assert lacks(probe) == []
+    assert [path.name for path in Path(probe["out"]).iterdir()] == [sweep.PROBE]
+    assert sweep.probe_of([], Path(probe["out"]), Path(probe["data_root"]), "cpu")["mark"] == probe["mark"]
+
+
+def test_what_a_worker_lacks_is_said(probe, tmp_path):
+    assert "start it with --nthreads 1" in lacks(probe, threads=4)[0]
+    assert "and 99.0 on" in lacks(probe, version="99.0")[0]
+    assert "mount it at the same path" in lacks(probe, out=str(tmp_path / "elsewhere"))[0]
+    assert "is another folder than on" in lacks(probe, mark="another")[0]
+    assert "where the sweep was started, is not there" in lacks(probe, cwd=str(tmp_path / "gone"))[0]
+    shutil.rmtree(tmp_path / "data")
+    assert "lacks cifar-10-batches-bin" in lacks(probe)[0]
+    (tmp_path / "mine.py").write_text("x = 2\n")
+    assert "mine.py is missing or another file" in lacks(probe)[1]
+
+
+def test_a_run_that_is_named_twice_and_no_worker_at_all_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="a run is named twice"):
+        sweep.Sweep([settings(2, 0)] * 2, out=tmp_path, data_root=tmp_path, place=sweep.Local())
+    with pytest.raises(ValueError, match="at least 1"):
+        sweep.Local(workers=0)
+
+
+def test_a_scheduler_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match="start one with `dask scheduler`"):
+        sweep.Running(f"127.0.0.1:{free_port()}").device()
+
+
+# --------------------------------------------------------------------------------------------------- slower
+
+
+@pytest.mark.slow
+def test_a_run_that_kills_every_worker_is_given_up_and_the_others_are_not(tmp_path):
+    (tmp_path / "frail.py").write_text(PLUGIN)
+    frail = f"{tmp_path}/frail.py:Frail"
+    runs = [settings(4, 0, frail, set=["trouble=die"]), settings(4, 0, frail), settings(4, 1, frail)]
+    outcomes = sweep.carry_out(runs, out=tmp_path / "out", data_root=tmp_path, place=sweep.Local(workers=2))
+    assert [outcome.status for outcome in outcomes] == ["failed", "complete", "complete"]
+    assert "every worker that took this run has died" in outcomes[0].failure
+    assert re.search("the last ones at round [12]:", (outcomes[0].folder / "failure.txt").read_text())
+
+
+@pytest.mark.slow
+def test_a_client_that_is_killed_on_a_lasting_cluster_leaves_no_run_going_on(tmp_path):
+    (tmp_path / "grid.toml").write_text('rounds = 300\nclients = 5\nmethod = "fedavg"\n')
+    out, port = tmp_path / "out", free_port()
+    (run,) = grid.load(tmp_path / "grid.toml", device="cpu")
+    folder = run.folder(out)
+    command = (SCRIPT, "sweep", tmp_path / "grid.toml", "--out", out, "--scheduler", f"127.0.0.1:{port}")
+    with scheduler(port, tmp_path / "scheduler.log"), workers(port, 1, tmp_path / "workers.log") as worker:
+        with process(*command, log=tmp_path / "log"):
+            until(lambda: rounds_in(folder) >= 3, "three rounds")
+        until(lambda: holder(folder) is None, "the worker to stop at the end of its round")
+        assert not (folder / "result.json").exists()
+        assert worker.poll() is None
+        with process(*command, log=tmp_path / "log") as again:
+            assert again.wait(PATIENCE) == 0
+    serially([run], tmp_path / "serial")
+    assert contents(out) == contents(tmp_path / "serial")
+
+
+@pytest.mark.slow
+def test_two_sweeps_in_one_folder_finish_together(tmp_path):
+    (tmp_path / "grid.toml").write_text('rounds = 10\nclients = 5\nmethod = "fedavg"\nseed = [0, 1, 2, 3]\n')
+    runs = grid.load(tmp_path / "grid.toml", device="cpu")
+    command = (SCRIPT, "sweep", tmp_path / "grid.toml", "--out", tmp_path / "out", "--device", "cpu")
+    with process(*command, log=tmp_path / "a") as a, process(*command, log=tmp_path / "b") as b:
+        assert (a.wait(PATIENCE), b.wait(PATIENCE)) == (0, 0)
+    serially(runs, tmp_path / "serial")
+    assert contents(tmp_path / "out") == contents(tmp_path / "serial")
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_cleanly_and_says_how_to_continue(tmp_path):
+    """A terminal sends it to all processes of the command, the workers among them."""
+    (tmp_path / "grid.toml").write_text('rounds = 300\nclients = 5\nmethod = "fedavg"\nseed = [0, 1, 2]\n')
+    out, log = tmp_path / "out", tmp_path / "log"
+    (run, *_) = grid.load(tmp_path / "grid.toml", device="cpu")
+    command = (SCRIPT, "sweep", tmp_path / "grid.toml", "--out", out, "--device", "cpu")
+    with process(*command, log=log, start_new_session=True) as client:
+        until(lambda: rounds_in(run.folder(out)) >= 3, "three rounds")
+        started = time.monotonic()
+        os.killpg(client.pid, signal.SIGINT)
+        assert client.wait(PATIENCE) == 130
+        assert time.monotonic() - started < 10
+    text = log.read_text()
+    assert "interrupted; 0 of 3 runs are over, and the same command continues" in text
+    assert "Traceback" not in text
+    assert holder(run.folder(out)) is None
+
+
+@pytest.mark.slow
+def test_workers_with_several_threads_get_no_run(tmp_path):
+    port, messages = free_port(), []
+    with (
+        scheduler(port, tmp_path / "scheduler.log"),
+        workers(port, 1, tmp_path / "workers.log", threads=2),
+        pytest.raises(ValueError, match="no worker can take a run"),
+    ):
+        sweep.carry_out([settings(2, 0)], out=tmp_path / "out", data_root=tmp_path,
+                        place=sweep.Running(f"127.0.0.1:{port}"), on_message=messages.append)  # fmt: skip
+    assert "--nthreads 1" in "".join(messages)
+
+
+def slurm_is_up() -> bool:
+    if shutil.which("sbatch") is None:
+        return False
+    return subprocess.run(["sinfo", "--noheader"], capture_output=True, timeout=30).returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not slurm_is_up(), reason="no SLURM answers here (sbatch, sinfo)")
+def test_slurm_jobs_carry_out_a_grid_and_one_that_is_cancelled_is_replaced(tmp_path):
+    profile = {"jobs": 1, "cores": 1, "memory": "2GB", "walltime": "00:20:00", "log_directory": str(tmp_path)}
+    runs = [settings(60, seed) for seed in (0, 1)]
+    work = sweep.Sweep(runs, out=tmp_path / "out", data_root=tmp_path, place=sweep.Slurm(profile))
+    with in_background(work) as ended:
+        until(lambda: rounds_in(work.standings[0].folder) >= 3, "three rounds")
+        subprocess.run(["scancel", "--name", "flnoisebench", "--user", str(os.getuid())], check=True)
+        until(lambda: ended, "the sweep to end")
+    assert [outcome.status for outcome in ended[0]] == ["complete", "complete"]
+    serially(runs, tmp_path / "serial")
+    assert contents(tmp_path / "out") == contents(tmp_path / "serial")

@@ -1,0 +1,301 @@
+"""Grid files: what they span, what they refuse, what a plan of one says; and the runs of a folder, counted fast."""
+
+import inspect
+import json
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from command_line import done, only_run, refused, rows, snapshot
+
+import flnoisebench
+from flnoisebench import grid, runs
+from flnoisebench.cli.run import run
+from flnoisebench.settings import OPTIONS, from_options, resolve
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+HERE_ONLY = {"device", "lanes", "executor", "data_root", "out", "retry", "as_json", "config", "log_to"}
+
+
+def spans(text: str) -> list[dict]:
+    return grid.expand(tomllib.loads(text))
+
+
+# ------------------------------------------------------------------------------------------------ expansion
+
+
+def test_a_list_spans_the_grid_and_one_value_is_the_same_everywhere():
+    assert spans('rounds = 3\nmethod = ["fedavg", "fedcova"]\nseed = [0, 1]') == [
+        {"rounds": 3, "method": "fedavg", "seed": 0},
+        {"rounds": 3, "method": "fedavg", "seed": 1},
+        {"rounds": 3, "method": "fedcova", "seed": 0},
+        {"rounds": 3, "method": "fedcova", "seed": 1},
+    ]
+
+
+def test_settings_span_as_tables_and_as_lists_of_what_belongs_together():
+    assert spans("[set]\nprotocol.optimiser.lr = [0.03, 0.1]\nalpha = 2") == [
+        {"set": ["protocol.optimiser.lr=0.03", "alpha=2"]},
+        {"set": ["protocol.optimiser.lr=0.1", "alpha=2"]},
+    ]
+    assert spans('set = [["alpha=2", "beta=1"], "alpha=7", {alpha = 9, beta = "none"}]') == [
+        {"set": ["alpha=2", "beta=1"]},
+        {"set": ["alpha=7"]},
+        {"set": ["alpha=9", "beta=none"]},
+    ]
+    assert spans("noise-set.include_true = [true, false]") == [
+        {"noise_set": ["include_true=true"]},
+        {"noise_set": ["include_true=false"]},
+    ]
+    assert spans("set.milestones = [[1, 2]]") == [{"set": ["milestones=[1, 2]"]}]  # a list that is one value
+
+
+def test_exclusions_leave_out_what_agrees_with_all_of_them():
+    text = 'method = ["a", "b"]\nseed = [0, 1, 2]\nset.x = [1, 2]\n[[exclude]]\nmethod = "b"\nseed = [1, 2]\n'
+    assert len(spans(text)) == 2 * 3 * 2 - 2 * 2
+    fewer = spans(text + "[[exclude]]\nset.x = 2\nmethod = 'a'")
+    assert len(fewer) == 8 - 3
+    assert {point["set"][0] for point in fewer if point["method"] == "a"} == {"x=1"}
+
+
+def test_inclusions_are_small_grids_on_top_of_the_single_values():
+    found = spans('rounds = 3\nmethod = ["a", "b"]\n[[include]]\nmethod = "c"\nseed = [5, 6]\nrounds = 9')
+    assert found[2:] == [{"rounds": 9, "method": "c", "seed": 5}, {"rounds": 9, "method": "c", "seed": 6}]
+    assert spans('[[include]]\nmethod = "c"') == [{"method": "c"}]
+
+
+def test_what_comes_to_the_same_run_comes_once():
+    same = grid.expand({"method": "fedavg", "precision": ["fp32"], "seed": [0, 0], "include": [{"method": "fedavg"}]})
+    assert len(same) == 3
+    assert len(grid.runs_of(same, device="cpu")) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('methd = "fedavg"', "unknown option 'methd'. Did you mean method"),
+        ('method = ["fedavg", "fedcovo"]', "method=fedcovo: unknown method 'fedcovo'. Did you mean fedcova"),
+        ("seed = []", "seed = [] spans nothing"),
+        ("seed = [0, 1.5]", "seed = 1.5: a whole number is wanted"),
+        ('rho = "much"', "rho = 'much': a number is wanted"),
+        ("draw = true", "draw = True: a whole number is wanted"),
+        ("seed = -1", "seed = -1: Input should be greater than or equal to 0"),
+        ('out = "elsewhere"', "it is said on the command line of the sweep"),
+        ('data-root = "elsewhere"', "it is said on the command line of the sweep"),
+        ("method.name = 3", "method is one value or a list of values, not a table"),
+        ("set = [3]", "set = 3: write"),
+        ('[exclude]\nmethod = "fedavg"', "exclude is written as a table in two pairs of brackets: [[exclude]]"),
+        ('seed = [0, 1]\n[[exclude]]\nmethod = "fedavg"', "unknown key of this grid 'method'"),
+        ("seed = [0, 1]\n[[exclude]]\nseed = 2", "[[exclude]] 1 leaves out nothing"),
+        ("seed = [0]\n[[exclude]]\nseed = 0", "this grid names no run"),
+        ("", "this grid names no run"),
+        ("seed = [0\nmethod = 1", "is not TOML"),
+        ('method = "fedavg"\nset.alpa = 1', "set: alpa=1: settings of fedavg"),
+    ],
+)
+def test_a_grid_that_cannot_be_is_refused_whole_before_anything_starts(tmp_path, text, found):
+    path = tmp_path / "grid.toml"
+    path.write_text(text)
+    message = refused("sweep", path, "--out", tmp_path / "out")
+    assert found in message
+    assert str(path) in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_wrong_combination_is_named_up_to_ten():
+    with pytest.raises(ValueError, match="12 combinations cannot be run") as caught:
+        grid.runs_of([{"method": "fedavg", "seed": -seed} for seed in range(1, 13)], device="cpu")
+    assert "seed=-10:" in str(caught.value)
+    assert "seed=-11:" not in str(caught.value)
+    assert "and 2 more" in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    assert "cannot read" in refused("sweep", tmp_path / "nothing.toml")
+
+
+# ------------------------------------------------------------------------------------ options and settings
+
+
+def test_a_grid_may_say_every_option_of_run_that_decides_its_numbers_and_no_other():
+    named = {name.rstrip("_") for name in inspect.signature(run).parameters}
+    assert set(OPTIONS) == named - HERE_ONLY
+    assert set(grid.ELSEWHERE) == {name.removeprefix("as_") for name in HERE_ONLY}
+
+
+def test_options_become_the_settings_that_they_name():
+    options = {"method": "fedavg", "rho": 0.4, "noise_set": ["include_true=false"], "partition_set": ["p=0.3"],
+               "alpha": 2.0, "set": ["protocol.batch=8"], "seed": 3, "tau": None}  # fmt: skip
+    assert from_options(options, device="cpu") == resolve(
+        method="fedavg",
+        noise_changes={"rho": 0.4, "include_true": False},
+        partition_changes={"alpha": 2.0, "p": 0.3},
+        changes=["protocol.batch=8"],
+        seed=3,
+        precision="fp32",
+    )
+    assert from_options({"protocol": "cifar10"}, device="cuda").protocol.precision == "bf16"
+    assert from_options({"protocol": "cifar10"}, device="cpu").protocol.precision == "fp32"
+    assert from_options({"precision": "tf32"}, device="cpu").protocol.precision == "tf32"
+
+
+# --------------------------------------------------------------------------------------- plans and examples
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    path = tmp_path / "grid.toml"
+    path.write_text('rounds = 2\nclients = 5\nmethod = ["fedavg", "fedcova"]\nseed = [0, 1]\n')
+    return path
+
+
+def test_a_dry_run_says_what_is_done_and_what_the_rest_costs_and_writes_nothing(tmp_path, tiny):
+    out = tmp_path / "runs"
+    plan = json.loads(done("sweep", tiny, "--out", out, "--dry-run", "--json", "--device", "cpu"))
+    assert [row["status"] for row in plan["runs"]] == ["new"] * 4
+    assert [row["seconds"] for row in plan["runs"]] == [None] * 4
+    assert not out.exists()
+
+    done("run", "--method", "fedavg", "--rounds", "2", "--clients", "5", "--out", out, "--device", "cpu")
+    folder = only_run(out)
+    result = json.loads((folder / "result.json").read_text())
+    result["seconds"]["round"] = 3.0  # for two rounds
+    (folder / "result.json").write_text(json.dumps(result))
+    before = snapshot(out)
+    plan = json.loads(done("sweep", tiny, "--out", out, "--dry-run", "--json", "--device", "cpu"))
+    assert [(row["status"], row["seconds"]) for row in plan["runs"]] == [
+        ("complete", 0.0), ("new", 3.0), ("new", None), ("new", None),
+    ]  # fmt: skip
+    assert plan["total"] == {"runs": 4, "seconds": 3.0, "unknown": 2}
+    said = done("sweep", tiny, "--out", out, "--dry-run", "--device", "cpu").splitlines()
+    assert said[0].startswith("complete, round 2 of 2\t-\t")
+    assert said[1].startswith("new\t3.0 s\t")
+    assert said[2].startswith("new\tunknown\t")
+    assert "3.0 s of one run at a time, and 2 runs of unknown cost" in said[-1]
+    assert snapshot(out) == before
+
+
+def test_the_example_of_a_grid_is_what_its_comments_say():
+    found = grid.load(EXAMPLES / "grid.toml", device="cpu")
+    assert len(found) == 3 * 2 * 3 - 3 * 2 - 1 + 3 + 3
+    assert {run.scenario.noise_name for run in found} == {"fedcova-sym", "clean"}
+    assert {run.protocol.rounds for run in found} == {20}
+    assert sum(run.oracle == "clean-samples" for run in found) == 3
+    assert sum(run.protocol.optimiser.lr == 0.03 for run in found) == 3
+
+
+def test_the_job_script_asks_for_what_the_profile_says(tmp_path, tiny):
+    pytest.importorskip("dask_jobqueue")
+    said = done("sweep", tiny, "--out", tmp_path, "--dry-run", "--slurm", EXAMPLES / "slurm.toml")
+    script = said[said.index("#!") :]
+    for part in (
+        "#SBATCH -J flnoisebench", "#SBATCH -p gpu", "#SBATCH --cpus-per-task=8", "#SBATCH -t 08:00:00",
+        "#SBATCH --gres=gpu:1", "#SBATCH -n 1", "source ~/flnoisebench/bin/activate", "--nthreads 1",
+        "--resources GPU=1", "distributed.cli.dask_worker",
+    ):  # fmt: skip
+        assert part in script, part
+    assert list(tmp_path.iterdir()) == [tiny]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('cores = 1\nmemory = "1GB"', "jobs = N"),
+        ("jobs = 2\ncores = 1", "memory is missing"),
+        ('jobs = 2\ncores = 1\nmemory = "1GB"\nqeue = "gpu"', "unknown keyword 'qeue'. Did you mean queue?"),
+        ('jobs = 2\ncores = 1\nmemory = "1GB"\ngpu = 4', "true or false is wanted"),
+        ("jobs =", "is not TOML"),
+    ],
+)
+def test_a_slurm_profile_that_cannot_be_is_refused(tmp_path, tiny, text, found):
+    pytest.importorskip("dask_jobqueue")
+    profile = tmp_path / "slurm.toml"
+    profile.write_text(text)
+    assert found in refused("sweep", tiny, "--dry-run", "--slurm", profile)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (("--device", "gpu"), "unknown device 'gpu'"),
+        (("--scheduler", "a:1", "--slurm", "b"), "say one"),
+        (("--scheduler", "a:1", "--workers", "2"), "a cluster brings its own"),
+        (("--scheduler", "a:1", "--runs-per-gpu", "2"), "several workers see one card"),
+        (("--lanes", "none"), "--lanes none: write auto or a number from 1"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(tiny, words, found):
+    assert found in refused("sweep", tiny, *words)
+
+
+def test_without_dask_the_extra_is_named(tiny, monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    monkeypatch.delitem(sys.modules, "flnoisebench.sweep", raising=False)
+    monkeypatch.delattr(flnoisebench, "sweep", raising=False)
+    assert "pip install 'flnoisebench[sweep]'" in refused("sweep", tiny, "--device", "cpu")
+
+
+# --------------------------------------------------------------------------------------- the runs of a folder
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("one")
+    done("run", "--method", "fedavg", "--rounds", "2", "--clients", "5", "--out", out, "--device", "cpu")
+    return only_run(out)
+
+
+def copies(finished: Path, out: Path, count: int) -> None:
+    """That many folders of finished runs, as deep as real ones."""
+    files = [(finished / name).read_bytes() for name in ("settings.json", "records.jsonl", "result.json")]
+    for number in range(count):
+        folder = out / "digits" / "scenario" / f"method{number % 20}" / "0123456789" / f"draw0-seed{number // 20}"
+        (folder / "checkpoint" / "objects").mkdir(parents=True)
+        for name, content in zip(("settings.json", "records.jsonl", "result.json"), files, strict=True):
+            (folder / name).write_bytes(content)
+
+
+def test_a_thousand_finished_runs_are_listed_in_half_a_second(finished, tmp_path):
+    """A tenth of what benchmarks/sweep.py lists, in a tenth of its 5 s."""
+    copies(finished, tmp_path, 1000)
+    runs.below(tmp_path)  # the disk's part, once
+    started = time.process_time()
+    found = runs.below(tmp_path)
+    assert time.process_time() - started < 0.5
+    assert len(found) == 1000
+    accuracy = json.loads((finished / "result.json").read_text())["accuracy"]["last5_mean"]
+    assert {(run.status, run.rounds, run.accuracy) for run in found} == {("complete", 2, accuracy)}
+
+
+def test_unfinished_failed_and_damaged_runs_are_listed_as_what_they_are(finished, tmp_path):
+    copies(finished, tmp_path, 4)
+    one, two, three, _ = (run.folder for run in runs.below(tmp_path))
+    (one / "result.json").unlink()
+    (one / "records.jsonl").write_bytes((one / "records.jsonl").read_bytes() + b'{"round": 2')  # killed in mid-line
+    (two / "result.json").write_text("{")
+    failed = json.loads((three / "result.json").read_text())
+    (three / "result.json").write_text(json.dumps({**failed, "status": "failed", "failure": "no luck"}))
+    said = done("list", "runs", "--out", tmp_path).splitlines()
+    assert [line.split("\t")[0] for line in said] == ["unfinished", "damaged", "failed", "complete"]
+    assert said[0].split("\t")[1] == "2 rounds"
+    assert said[0].endswith(str(one.relative_to(tmp_path)))
+    assert "JSONDecodeError" in said[1]
+
+
+def test_a_folder_without_runs_lists_nothing_and_one_that_is_not_there_is_refused(tmp_path):
+    assert rows(done("list", "runs", "--out", tmp_path)) == {}
+    assert "there is no folder" in refused("list", "runs", "--out", tmp_path / "nowhere")
+
+
+def test_the_estimate_prefers_runs_of_the_same_size(tmp_path):
+    def known(seconds, **options):
+        settings = from_options({"method": "fedavg", **options}, device="cpu").model_dump(mode="json")
+        return runs.Found(tmp_path, "complete", settings, rounds=10, seconds=seconds)
+
+    wanted = from_options({"method": "fedavg", "clients": 5, "seed": 9}, device="cpu")
+    earlier = [known(10.0, clients=20), known(30.0, clients=10), known(90.0, method="fedcova", clients=5)]
+    assert runs.seconds_a_round(wanted, earlier) == pytest.approx(2.0)  # (1 + 3) / 2
+    assert runs.seconds_a_round(wanted, [*earlier, known(5.0, clients=5)]) == pytest.approx(0.5)
+    assert runs.seconds_a_round(wanted, earlier[2:]) is None
