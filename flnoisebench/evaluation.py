@@ -141,9 +141,7 @@ class Judge:
         true = self._truth.true
         if true is None:
             return None
-        return [
-            int((self._labels(claims, client) != true[rows]).sum()) for client, rows in enumerate(self._positions)
-        ]
+        return [int((self._labels(claims, client) != true[rows]).sum()) for client, rows in enumerate(self._positions)]
 
     def judge(self, claims: Mapping[int, Tree], noisy_clients: list[int] | None) -> dict[str, float]:
         """Detection of noisy clients and samples, and relabelling, against the truth.

@@ -134,23 +134,42 @@ LITERALS = {
     **{
         ("scenario/noise.py", name): "a noise preset, named after the paper that its law is from"
         for name in (
-            "fedcova-sym", "fedcova-sym-bernoulli", "fedcova-asym", "fedcova-asym-semantic", "fedcova-sym-stratified",
-            "fedcova-paper-27.5", "fedcova-paper-34.4", "fedcova-paper-40.3", "fedcorr", "fedcorr-legacy",
-            "fednoro-random", "fedned-beta", "fedned-beta-legacy", "dividemix-sym", "dividemix-asym", "coteaching-pair",
-            "mnist-asym", "cifar100-asym", "cifar100-superclass",
+            "fedcova-sym",
+            "fedcova-sym-bernoulli",
+            "fedcova-asym",
+            "fedcova-asym-semantic",
+            "fedcova-sym-stratified",
+            "fedcova-paper-27.5",
+            "fedcova-paper-34.4",
+            "fedcova-paper-40.3",
+            "fedcorr",
+            "fedcorr-legacy",
+            "fednoro-random",
+            "fedned-beta",
+            "fedned-beta-legacy",
+            "dividemix-sym",
+            "dividemix-asym",
+            "coteaching-pair",
+            "mnist-asym",
+            "cifar100-asym",
+            "cifar100-superclass",
         )
     },
     **{
         (f"scenario/{file}.py", name): "a map of class numbers, defined for a data set's published order of classes"
         for file in ("noise", "class_maps")
         for name in (
-            "cifar10-semantic", "mnist-semantic", "cifar100-superclass-next", "cifar100-superclass-uniform",
+            "cifar10-semantic",
+            "mnist-semantic",
+            "cifar100-superclass-next",
+            "cifar100-superclass-uniform",
             "cifar100-block5-legacy",
         )
     },
     ("cli/run.py", "folder"): "the key of a run's folder in --json and in the lines of a pipe; no data set is meant",
     ("leaderboard/rows.py", "fedavg"): "the reference row that costs are given relative to",
     ("reproduce.py", "ratio_to_fedavg"): "a column of the published run times",
+    ("cli/sweep.py", "folder"): "the key of a run's folder in --json; no data set is meant",
     ("cli/show.py", "folder"): "the key of a run's folder in --json; no data set is meant",
 }
 
@@ -269,7 +288,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "report": (
         {"api", "records", "settings", "registry", "scenario", "leaderboard", "runs"},
-        {"pandas", "numpy", "matplotlib", "rich", "torch"},
+        {"pandas", "numpy", "matplotlib", "rich", "torch", "jinja2"},
     ),
     "papers": ({"registry"}, set()),  # what a paper's tables were run with; unknown names answer as the registry's
     "tracking": ({"records", "registry", "settings"}, {"torch", "wandb", "mlflow"}),  # torch has TensorBoard's writer
@@ -280,8 +299,20 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "claims": ({"leaderboard", "papers", "registry", "report", "reproduce"}, set()),
     "__main__": ({"cli"}, set()),
     "cli": (
-        {*ABOVE, "testing", "conformance", "grid", "runs", "sweep", "leaderboard", "report", "reproduce",
-         "claims", "tracking", "cli"},
+        {
+            *ABOVE,
+            "testing",
+            "conformance",
+            "grid",
+            "runs",
+            "sweep",
+            "leaderboard",
+            "report",
+            "reproduce",
+            "claims",
+            "tracking",
+            "cli",
+        },
         {"typer", "rich", "torch", "pandas"},
     ),
 }

@@ -1,11 +1,11 @@
-"""Trackers show what records.jsonl holds: whole after an interruption, on this disk alone, and at no risk to the run."""
+"""Trackers show what records.jsonl holds: whole after an interruption, on this disk alone, at no risk to the run."""
 
 import os
 import sys
 
 import pytest
 import torch
-from command_line import done, only_run, refused, rows
+from command_line import call, done, only_run, refused, rows
 
 from flnoisebench import records, registry, runtime, tracking
 
@@ -103,8 +103,6 @@ def test_a_run_that_is_over_can_be_handed_over_later(memory, tmp_path):
 
 @pytest.mark.parametrize("failing", ["open", "log 1", "close"])
 def test_a_failing_tracker_costs_its_view_and_not_the_run(memory, tmp_path, failing):
-    from command_line import call
-
     memory.failing.add(failing)
     result = call(*RUN, "--out", tmp_path, "--log-to", "memory")
     assert result.exit_code == 0

@@ -16,6 +16,7 @@ from flnoisebench.cli.plot import plot
 from flnoisebench.cli.reproduce import command as reproduce
 from flnoisebench.cli.run import run
 from flnoisebench.cli.show import show
+from flnoisebench.cli.site import site
 from flnoisebench.cli.sweep import sweep
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app.command()(sweep)
 app.command()(show)
 app.command()(compare)
 app.command()(plot)
+app.command()(site)
 app.command(name="reproduce")(reproduce)
 app.command()(check)
 app.add_typer(listing.app, name="list")

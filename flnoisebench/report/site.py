@@ -75,7 +75,9 @@ class Line:
 
     @property
     def level_text(self) -> str:
-        parts = [f"{sign}\u00a0{value:g}" for sign, value in (("ρ", self.row.rho), ("τ", self.row.tau)) if value is not None]
+        parts = [
+            f"{sign}\u00a0{value:g}" for sign, value in (("ρ", self.row.rho), ("τ", self.row.tau)) if value is not None
+        ]
         return ", ".join(parts) or "-"
 
     @property
@@ -117,7 +119,9 @@ class Line:
             (row.images_trained, row.images_ratio, count),
         )
         return tuple(
-            Number("-", None) if value is None else Number(text(value), value, "" if ratio is None else f"× {ratio:.3g}")
+            Number("-", None)
+            if value is None
+            else Number(text(value), value, "" if ratio is None else f"× {ratio:.3g}")
             for value, ratio, text in pairs
         )
 
@@ -184,7 +188,7 @@ class MethodCard:
     @property
     def paper_parts(self) -> tuple[str, str, str]:
         """The paper around its number on arXiv: before it, the number, behind it; all of it first where none is."""
-        before, number, after = (re.split(r"\b(\d{4}\.\d{4,5})\b", self.paper, maxsplit=1) + ["", ""])[:3]
+        before, number, after = [*re.split(r"\b(\d{4}\.\d{4,5})\b", self.paper, maxsplit=1), "", ""][:3]
         return before, number, after
 
 
@@ -229,7 +233,8 @@ def curves(entries: Iterable[Entry]) -> dict[str, list[Any]] | None:
     length = min((len(run.accuracy) for run in runs), default=0)
     if not length:
         return None
-    picked = sorted({round(i * (length - 1) / (POINTS - 1)) for i in range(POINTS)}) if length > POINTS else range(length)
+    kept = min(length, POINTS)
+    picked = [round(i * (length - 1) / max(kept - 1, 1)) for i in range(kept)]
 
     def mean(series: Sequence[Sequence[float | None]], digits: int) -> list[float | None]:
         return [None if (at := _known(series, i)) is None else round(statistics.fmean(at), digits) for i in picked]
@@ -289,7 +294,7 @@ def _must_follow(rows: Sequence[Row], entries: Sequence[Entry], leaderboards: Pa
     which = f" (first: {differing[0].dataset}, {differing[0].scenario}, {differing[0].name})" if differing else ""
     raise ValueError(
         f"the tables in {leaderboards} are not what the results beside them give{which}. "
-        f"`leaderboard verify {leaderboards}` says where; `leaderboard build RUNS --out {leaderboards}` derives them anew"
+        f"`leaderboard verify {leaderboards}` says where; `leaderboard build RUNS` derives them anew"
     )
 
 

@@ -85,7 +85,8 @@ const flnoisebench = (() => {
     tr.cells[0].append(" ", more);
   }
   table.search.fixed("filters", (text, data, row) => passes(table.row(row).node()));
-  filters.addEventListener("input", filter);
+  filters.addEventListener("change", filter);
+  filters.elements.search.addEventListener("input", filter);
   filters.addEventListener("reset", () => setTimeout(filter));
   filters.addEventListener("submit", (event) => event.preventDefault());
   choices.addEventListener("submit", (event) => event.preventDefault());
@@ -217,7 +218,7 @@ const flnoisebench = (() => {
     box.replaceChildren(box.firstElementChild, ...names.map((name) => {
       const input = make("input", { type: "checkbox", value: name });
       input.checked = !hidden.has(name);
-      input.addEventListener("input", () => {
+      input.addEventListener("change", () => {
         if (input.checked) hidden.delete(name);
         else hidden.add(name);
         draw();
@@ -255,7 +256,7 @@ const flnoisebench = (() => {
       return;
     }
     const names = [...new Set(points.map((point) => point.series))];
-    place.append(Plot.plot({
+    const plot = Plot.plot({
       ariaLabel: label,
       width: Math.max(280, place.clientWidth),
       height: 340,
@@ -268,7 +269,9 @@ const flnoisebench = (() => {
       color: { type: "ordinal", domain: names, range: names.map(colour) },
       symbol: { domain: names, range: names.map(symbol) },
       marks,
-    }));
+    });
+    plot.setAttribute("role", "img");  // one picture with a name; its numbers are in the table below
+    place.append(plot);
     const head = make("thead", {}, make("tr", {}, ...columns.map(([name]) => make("th", { scope: "col" }, name))));
     const body = make("tbody");
     for (const point of points.filter((one) => one.listed !== false)) {
@@ -386,7 +389,7 @@ const flnoisebench = (() => {
     });
   }
 
-  choices.addEventListener("input", (event) => {
+  choices.addEventListener("change", (event) => {
     if (event.target.name === "group") offerLevels();
     draw();
   });
