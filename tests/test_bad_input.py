@@ -69,7 +69,10 @@ def refused_beside(earlier, *words, code=2, **environment):
         (("--clients", "2000"), ("2000 clients of at least 2 samples need 4000 samples", "has 1438", "lower clients")),
         (("--clients", "0"), ("'--clients'", "greater than or equal to 1")),
         (("--min-size", "1000"), ("5 clients of at least 1000 samples need 5000", "lower clients or min_size")),
-        (("--partition", "round-robin"), ("law = 'round-robin'", "'iid', 'dirichlet', 'bernoulli-dirichlet', 'shards'")),
+        (
+            ("--partition", "round-robin"),
+            ("law = 'round-robin'", "'iid', 'dirichlet', 'bernoulli-dirichlet', 'shards'"),
+        ),
         # names
         (("--dataset", "imagenet"), ("unknown data set 'imagenet'", "digits")),
         (("--protocol", "quick"), ("unknown protocol 'quick'", "Known: cifar10")),

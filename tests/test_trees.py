@@ -205,13 +205,16 @@ def test_moving_a_tree_moves_the_vector_behind_its_leaves_and_the_leaves_stay_it
     tree = {"a": vector[:6].view(2, 3), "b": [vector[6:].as_strided((3, 2), (1, 3)), "text", torch.ones(2)], "c": None}
     moved = trees.to(tree, "meta")  # a device without numbers: shapes and views are what is asked about
     first, second, loose = moved["a"], moved["b"][0], moved["b"][2]
-    assert first._base is second._base and first._base.shape == (12,)
-    assert loose._base is None and {leaf.device.type for leaf in (first, second, loose)} == {"meta"}
+    assert first._base is second._base
+    assert first._base.shape == (12,)
+    assert loose._base is None
+    assert {leaf.device.type for leaf in (first, second, loose)} == {"meta"}
     assert [(x.shape, x.stride(), x.storage_offset()) for x in (first, second)] == [
         ((2, 3), (3, 1), 0),
         ((3, 2), (1, 3), 6),
     ]
-    assert moved["b"][1] == "text" and moved["c"] is None
+    assert moved["b"][1] == "text"
+    assert moved["c"] is None
     halves = trees.to({"a": vector[:6].view(2, 3)}, "meta")  # the rest of the vector is nobody's: it stays behind
     assert halves["a"]._base is None
     assert trees.to(tree, "cpu")["a"] is tree["a"]
