@@ -78,6 +78,8 @@ def carry(task: Mapping[str, Any]) -> dict[str, Any]:
     out, data_root, cuda = Path(task["out"]), Path(task["data_root"]), task["device"] == "cuda"
     os.chdir(task["probe"]["cwd"])  # relative paths in the settings are the sweep's
     told = 0.0
+    if not gc.get_freeze_count():
+        gc.freeze()  # what has been imported stays: collecting after a run then takes 10 ms and not 300
 
     def tell(record: RoundRecord) -> None:
         nonlocal told
@@ -235,6 +237,7 @@ class Local:
             raise ValueError(f"--workers must be at least 1, not {workers}")
         if runs_per_gpu < 1:
             raise ValueError(f"--runs-per-gpu must be at least 1, not {runs_per_gpu}")
+        self._cluster: Any = None
         if device == "cuda":
             cards = visible_cards()
             if not cards:
@@ -257,12 +260,14 @@ class Local:
                 "distributed.scheduler.allowed-failures": DEATHS,
                 "distributed.worker.multiprocessing-method": "forkserver",
                 "distributed.worker.profile.enabled": False,
+                # a worker that its nanny is starting again is no lost one
+                "distributed.deploy.lost-worker-timeout": "60s",
             }
         ):
             # a server that has imported torch once forks the workers: the second one, and one that takes a dead one's
             # place, is there at once
             get_mp_context().set_forkserver_preload(["distributed", __name__])
-            cluster = distributed.SpecCluster(
+            self._cluster = cluster = distributed.SpecCluster(
                 workers={
                     slot: {
                         "cls": distributed.Nanny,
@@ -288,7 +293,8 @@ class Local:
                 cluster.close()
 
     def tend(self, unfinished: int) -> None:
-        """A nanny does it."""
+        """Nannies start their workers again; this starts again a nanny that gave up."""
+        self._cluster.scale(len(self.cards))
 
 
 def visible_cards() -> list[str]:
@@ -544,7 +550,7 @@ class Sweep:
         for standing in self.standings:
             if room <= 0 or client.status != "running":
                 return
-            waiting = standing.status == "waiting" and standing.due <= now
+            waiting = standing.status == "waiting" and standing.due <= now and standing.future is None
             if (standing.status != "queued" and not waiting) or self._look(standing):
                 continue
             room -= 1
@@ -613,7 +619,7 @@ class Sweep:
             return
         standing.future = None
         if future.status == "error":
-            self._take_error(standing, future.exception())
+            self._take_error(standing, future.exception(timeout=30))
             return
         try:
             answer = future.result(timeout=30) if future.status == "finished" else {"status": "stopped"}
@@ -741,7 +747,8 @@ class Sweep:
             told = True
             time.sleep(TICK)
             self._count_workers(client)
-        for worker, answer in client.run(missing_here, self._probe, on_error="return").items():
+        answers = _asked(client, lambda: client.run(missing_here, self._probe, on_error="return"), timeout=60)
+        for worker, answer in answers.items():
             if isinstance(answer, BaseException):
                 self._exclude(worker, worker, f"{_first_line(answer)} (is flnoisebench installed there?)")
             elif answer:
@@ -757,7 +764,7 @@ class Sweep:
             self.slots = len([address for address in self._workers if address not in self._unfit])
 
     def _count_workers(self, client: distributed.Client) -> None:
-        self._workers = dict(client.nthreads())
+        self._workers = dict(_asked(client, client.nthreads, timeout=10))
         self.slots = len([address for address in self._workers if address not in self._unfit])
         self._tend()
 
@@ -787,10 +794,19 @@ class Sweep:
         with suppress(Exception):  # on the way out, of a scheduler that may be gone
             if client.status == "running":
                 if futures:
-                    client.cancel(futures, asynchronous=False)
+                    _asked(client, lambda: client.cancel(futures), timeout=5)
                 client.close(timeout=2)
             else:
                 client.close(timeout=0)
+
+
+def _asked(client: distributed.Client, call: Callable[[], Any], timeout: float) -> Any:
+    """A client's call that ends: by itself it would wait for a scheduler that has just died.  Raises TimeoutError."""
+
+    async def answer() -> Any:
+        return await call()  # in the client's own loop its calls are coroutines
+
+    return client.sync(answer, callback_timeout=timeout)
 
 
 def _rounds(folder: Path) -> int:

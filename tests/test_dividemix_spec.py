@@ -725,7 +725,7 @@ def test_each_setting_has_an_effect(change, short, tmp_path):
         ({"mixed": "labelled", "penalty": 1.0}, {"penalised_loss", "labelled_loss"}),
         ({"fill": False, "ramp": 1, "prior": "local"}, {"cross_entropy", "loss"}),
     ],
-    ids=str,
+    ids=["labelled", "short batches"],
 )
 def test_the_other_losses_can_be_recorded_too(change, losses, tmp_path):
     with watch_losses(most=2) as seen:

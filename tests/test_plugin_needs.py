@@ -343,7 +343,9 @@ def test_a_loss_that_uses_all_of_the_batch_is_capture_safe(two_batches):
 
 
 @pytest.mark.parametrize(
-    ("loss", "what"), [(heated, "loss"), (frozen_row, "rows/q"), (frozen_carry, "carry/m")], ids=lambda x: str(x)
+    ("loss", "what"),
+    [(heated, "loss"), (frozen_row, "rows/q"), (frozen_carry, "carry/m")],
+    ids=["loss", "rows", "carry"],
 )
 def test_a_number_frozen_through_a_global_is_caught_and_its_effect_named(loss, what, two_batches):
     network, first, second = two_batches

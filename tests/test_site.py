@@ -402,12 +402,14 @@ def test_the_page_works_from_a_web_server_in_a_folder_of_it(browser, built):
 def test_the_browser_refuses_what_is_not_the_pages_own(chromium, built, tmp_path):
     """The policy in the page's head is in force: that the other tests see no request is no accident."""
     shutil.copytree(built, tmp_path / "site")
-    planted = page(tmp_path / "site").replace("<footer>", '<img src="http://127.0.0.1:9/pixel.png"><footer>')
+    strangers = '<img src="http://127.0.0.1:9/pixel.png"><iframe src="http://127.0.0.1:9/frame.html"></iframe>'
+    planted = page(tmp_path / "site").replace("<footer>", f"{strangers}<footer>")
     (tmp_path / "site" / "index.html").write_text(planted)
     browser = Browser(chromium).open((tmp_path / "site" / "index.html").as_uri())
     browser.wait(DRAWN)
     browser.heard()
-    assert any("Content Security Policy" in said and "pixel.png" in said for said in browser.console)
+    for what in ("Loading the image 'http://127.0.0.1:9/pixel.png'", "Framing 'http://127.0.0.1:9/'"):
+        assert any("Content Security Policy" in said and what in said for said in browser.console)
 
 
 @needs_browser
@@ -420,11 +422,12 @@ def test_a_column_sorts_by_value_both_ways_with_what_is_missing_last(browser, ur
     head = f"#table thead th:nth-child({ACCURACY + 1})"
     for direction, wanted in (("descending", known), ("ascending", known[::-1])):
         browser.click(head)
+        browser.wait("document.querySelector(arguments[0]).getAttribute('aria-sort') === arguments[1]", head, direction)
         found = browser.column(ACCURACY)
         assert [float(text) for text in found[:-2]] == wanted
         assert found[-2:] == ["failed", "failed"]
-        assert browser.find(head).get_attribute("aria-sort") == direction
     browser.click(head)
+    browser.wait("!document.querySelector(arguments[0]).hasAttribute('aria-sort')", head)
     assert browser.column(ACCURACY) == unsorted
 
 
@@ -679,6 +682,8 @@ def test_many_rows_come_in_pages_and_are_filtered_as_a_whole(chromium, tmp_path)
     assert browser.find("#count").text == "120 of 120 rows"
     assert browser.js("return document.querySelectorAll('#robustness [aria-label=dot] path').length") == 120
     browser.click(f"#table thead th:nth-child({ACCURACY + 1})")
+    browser.wait("document.querySelector('#table thead [aria-sort=descending]') !== null")
     assert browser.column(ACCURACY)[0] == "96.00"
     browser.click(".dt-paging button.next")
+    browser.wait("document.querySelector('.dt-paging button.current').textContent === '2'")
     assert browser.column(ACCURACY)[0] == f"{sorted((float(i % 97) for i in range(120)), reverse=True)[50]:.2f}"

@@ -63,6 +63,14 @@ class Frail(Method):
 """
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_commit():
+    """The checkout may change while a test runs; what a result says of it must not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLNOISEBENCH_COMMIT", "tests/test_sweep.py")
+        yield
+
+
 def settings(rounds: int, seed: int, method: str = "fedavg", **more):
     return from_options({"method": method, "rounds": rounds, "clients": 5, "seed": seed, **more}, device="cpu")
 
@@ -222,10 +230,11 @@ def local(tmp_path_factory):
 
     serially([runs[2]], out)
     done = (folders[2] / "result.json").stat().st_mtime_ns
-    lock, seen = Checkpoint(folders[1]), []
+    lock, seen, attempts = Checkpoint(folders[1]), [], {}
 
     def watch(standing):
         seen.append((runs.index(standing.settings), standing.status))
+        attempts[seen[-1][0]] = standing.attempt
         if standing.status == "waiting":
             threading.Timer(1.5, lock.close).start()
 
@@ -256,6 +265,7 @@ def test_the_results_equal_a_serial_sweeps_file_by_file(local):
 def test_a_run_that_somebody_else_has_is_waited_for(local):
     assert (1, "waiting") in local.seen
     assert local.outcomes[1].status == "complete"
+    assert 2 <= local.attempts[1] <= 4  # after 1, 2, 4 s, and not all the time
 
 
 def test_a_complete_run_is_not_run_again(local):
@@ -279,6 +289,23 @@ def test_a_sweep_of_runs_that_are_over_starts_no_worker(local):
     again = sweep.carry_out(local.runs, out=local.out, data_root=local.folder, place=place)
     assert [outcome.status for outcome in again] == ["complete", "complete", "complete", "failed"]
     assert all(outcome.already for outcome in again)
+
+
+def test_the_live_view_fits_a_terminal_of_80_columns(local):
+    from rich.console import Console
+
+    from flnoisebench.cli.sweep import board
+
+    work = sweep.Sweep(local.runs, out=local.out, data_root=local.folder, place=SimpleNamespace(name="two workers"))
+    work.carry_out()
+    work.standings[0].status, work.standings[0].round, work.standings[0].accuracy = "running", 12, 87.654
+    console = Console(width=80, height=24, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(board(work, 80, 24))
+    lines = console.export_text().splitlines()
+    assert lines[0].startswith("2 done, 1 failed, 1 running, 0 queued of 4")
+    assert any(line.split()[:3] == ["running", "12/40", "87.65"] and line.endswith("draw0-seed0") for line in lines)
+    assert any(line.startswith("failed") and "no luck" in line for line in lines) or any("…" in line for line in lines)
+    assert max(map(len, lines)) <= 80
 
 
 # ------------------------------------------------------------------------------------ what a worker must have

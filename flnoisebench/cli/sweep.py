@@ -214,7 +214,11 @@ def watched(work: Sweep, *, quiet: bool) -> list[Outcome]:
     if not console.out.is_terminal:
         work.on_change = Log()
         return work.carry_out()
-    with Live(get_renderable=lambda: board(work, console.out.height), console=console.out, refresh_per_second=4):
+    with Live(
+        get_renderable=lambda: board(work, console.out.width, console.out.height),
+        console=console.out,
+        refresh_per_second=4,
+    ):
         return work.carry_out()
 
 
@@ -245,7 +249,7 @@ def told(standing: Standing) -> str:
     return f"on {standing.host}"
 
 
-def board(work: Sweep, height: int) -> Group:
+def board(work: Sweep, width: int, height: int) -> Group:
     """Counts, the runs that are under way, and the last that ended, as many as the terminal has lines for."""
     standings = work.standings
     counts = Counter(standing.status for standing in standings)
@@ -256,8 +260,10 @@ def board(work: Sweep, height: int) -> Group:
         + f" of {len(standings)} on {work.slots or '-'} workers ({work.place.name})"
     )
     table = Table(box=None, pad_edge=False)
-    for heading, right in (("", False), ("round", True), ("accuracy", True), ("run", False)):
-        table.add_column(heading, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
+    table.add_column("", min_width=8)
+    table.add_column("round", justify="right", min_width=7)
+    table.add_column("accuracy", justify="right", min_width=8)
+    table.add_column("run", no_wrap=True, overflow="ellipsis")
     colours = {"complete": "green", "failed": "bold red", "running": "cyan", "waiting": "yellow"}
     room = max(3, height - 6)
     active = [standing for standing in standings if standing.status in ("running", "waiting")]
@@ -266,7 +272,10 @@ def board(work: Sweep, height: int) -> Group:
     shown = (active + failed)[:room]
     shown = done[-(room - len(shown)) :] + shown if len(shown) < room else shown
     for standing in shown:
-        what = standing.label if standing.status != "failed" else f"{standing.label}: {told(standing)}"
+        if standing.status == "failed":
+            what = f"{short(standing.label, (width - 26) // 2)}: {told(standing)}"
+        else:
+            what = short(standing.label, width - 26)
         rounds = f"{standing.round}/{standing.settings.protocol.rounds}"
         status = Text(standing.status, style=colours[standing.status])
         table.add_row(status, rounds, percent(standing.accuracy), Text(what))
@@ -274,6 +283,11 @@ def board(work: Sweep, height: int) -> Group:
     if work.dashboard:
         parts.append(Text(f"Dask: {work.dashboard}", style="dim"))
     return Group(*parts)
+
+
+def short(label: str, width: int) -> str:
+    """The end of a run's path, which tells it from others."""
+    return label if len(label) <= width else "…" + label[1 - width :]
 
 
 def print_outcomes(outcomes: Sequence[Outcome], out: Path, *, as_json: bool) -> None:
