@@ -260,10 +260,10 @@ def board(work: Sweep, width: int, height: int) -> Group:
         + f" of {len(standings)} on {work.slots or '-'} workers ({work.place.name})"
     )
     table = Table(box=None, pad_edge=False)
-    table.add_column("", min_width=8)
-    table.add_column("round", justify="right", min_width=7)
-    table.add_column("accuracy", justify="right", min_width=8)
-    table.add_column("run", no_wrap=True, overflow="ellipsis")
+    table.add_column("", width=8, no_wrap=True)
+    table.add_column("round", justify="right", width=7, no_wrap=True)
+    table.add_column("accuracy", justify="right", width=8, no_wrap=True)
+    table.add_column("run", max_width=width - 30, no_wrap=True, overflow="ellipsis")
     colours = {"complete": "green", "failed": "bold red", "running": "cyan", "waiting": "yellow"}
     room = max(3, height - 6)
     active = [standing for standing in standings if standing.status in ("running", "waiting")]
@@ -273,9 +273,9 @@ def board(work: Sweep, width: int, height: int) -> Group:
     shown = done[-(room - len(shown)) :] + shown if len(shown) < room else shown
     for standing in shown:
         if standing.status == "failed":
-            what = f"{short(standing.label, (width - 26) // 2)}: {told(standing)}"
+            what = f"{short(standing.label, (width - 30) // 2)}: {told(standing)}"
         else:
-            what = short(standing.label, width - 26)
+            what = short(standing.label, width - 30)
         rounds = f"{standing.round}/{standing.settings.protocol.rounds}"
         status = Text(standing.status, style=colours[standing.status])
         table.add_row(status, rounds, percent(standing.accuracy), Text(what))
