@@ -364,6 +364,8 @@ def test_ctrl_c_exits_130_and_the_same_command_completes_with_the_digest_of_an_u
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "TROUBLE": "wait"},  # in the second round, client 2 is slow
+        # a shell starts what it puts in the background with Ctrl-C ignored, and so would be whatever the tests start
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     limit = time.monotonic() + 60
     while not Path("waiting").exists() and process.poll() is None:
