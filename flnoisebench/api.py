@@ -69,9 +69,10 @@ from flnoisebench.trees import Tree, map_tensors, to, vectors
 
 __all__ = [
     "KEEP", "Arrays", "Batch", "Card", "Claims", "Client", "Config", "Dataset", "Field", "Finding", "Fit", "Images",
-    "Method", "MissingData", "Optimiser", "Plan", "Preparation", "Preset", "Progress", "Protocol", "Reply", "Rounds",
-    "Server", "Tree", "Upload", "average", "cross_entropy", "decode_images", "digest_images", "map_bytes",
-    "map_images", "map_tensors", "moments", "open_map", "pixels_of", "read_settings", "shared_images", "to", "weights",
+    "Method", "MissingData", "OnceABatch", "Optimiser", "Plan", "Preparation", "Preset", "Progress", "Protocol",
+    "Reply", "Rounds", "Server", "Tree", "Upload", "average", "cross_entropy", "decode_images", "digest_images",
+    "map_bytes", "map_images", "map_tensors", "moments", "open_map", "pixels_of", "read_settings", "shared_images",
+    "to", "weights",
 ]  # fmt: skip
 
 
@@ -568,6 +569,22 @@ def _filled(tree: Tree, views: Iterator[torch.Tensor]) -> Tree:
     if isinstance(tree, list | tuple):
         return type(tree)(_filled(item, views) for item in tree)
     return next(views)
+
+
+class OnceABatch:
+    """What a network says of the images asked for last, so that several readouts of one batch cost one forward pass."""
+
+    def __init__(self, network: torch.nn.Module) -> None:
+        self.network = network
+        self.last: tuple[torch.Tensor, int, torch.Tensor] | None = None
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        if images.is_inference() or (images.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return self.network(images)  # whether these images changed since cannot be told
+        last = self.last
+        if last is None or last[0] is not images or last[1] != images._version:
+            last = self.last = (images, images._version, self.network(images))
+        return last[2]
 
 
 def cross_entropy(network: torch.nn.Module, batch: Batch) -> torch.Tensor:

@@ -67,6 +67,7 @@ from flnoisebench.api import (
     Config,
     Field,
     Method,
+    OnceABatch,
     Plan,
     Preset,
     Reply,
@@ -166,25 +167,6 @@ def loss_averaged_twice(pair: torch.nn.Module, batch: Batch) -> tuple[torch.Tens
     """(L1 + L2)/k, the authors' code."""
     value, k, chosen = _step(pair, batch)
     return value / k, None, {"chosen": chosen}
-
-
-# --------------------------------------------------------------------------------------------------- reading out
-
-
-class _Scores:
-    """A network's logits of the images asked for last, so that three readouts of a batch cost two forward passes."""
-
-    def __init__(self, network: torch.nn.Module) -> None:
-        self.network = network
-        self.last: tuple[torch.Tensor, int, torch.Tensor] | None = None
-
-    def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        if images.is_inference() or (images.is_cuda and torch.cuda.is_current_stream_capturing()):
-            return self.network(images).float()  # whether these images changed since cannot be told
-        last = self.last
-        if last is None or last[0] is not images or last[1] != images._version:
-            last = self.last = (images, images._version, self.network(images).float())
-        return last[2]
 
 
 # ------------------------------------------------------------------------------------------------- the method
@@ -318,8 +300,12 @@ class CoTeaching(Method):
 
     def predictors(self, state: Tree, server: Server) -> Mapping[str, Callable[[torch.Tensor], torch.Tensor]]:
         """main: network 1; net2; ensemble: the sum of both networks' logits."""
-        first, second = (_Scores(network) for network in server.model(state, frozen=True))  # type: ignore[attr-defined]
-        return {"main": first, "net2": second, "ensemble": lambda images: first(images) + second(images)}
+        first, second = map(OnceABatch, server.model(state, frozen=True))  # type: ignore[call-overload]
+        return {
+            "main": first,
+            "net2": second,
+            "ensemble": lambda images: first(images).float() + second(images).float(),
+        }
 
     def forget_rate(self, side: Side) -> float:
         """F of this round.  Raises ValueError where the noise rate is neither told nor set."""

@@ -78,6 +78,7 @@ from flnoisebench.api import (
     Field,
     Fit,
     Method,
+    OnceABatch,
     Plan,
     Preset,
     Reply,
@@ -402,8 +403,8 @@ class DivideMix(Method):
 
     def predictors(self, state: Tree, server: Server) -> Mapping[str, Callable[[torch.Tensor], torch.Tensor]]:
         """main: the sum of both networks' logits; and each by itself."""
-        first = server.model(state["first"], frozen=True)
-        second = server.model(state["second"], "second", frozen=True)
+        first = OnceABatch(server.model(state["first"], frozen=True))
+        second = OnceABatch(server.model(state["second"], "second", frozen=True))
         return {
             "main": lambda images: first(images).float() + second(images).float(),
             "first": first,

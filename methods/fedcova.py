@@ -58,6 +58,7 @@ from flnoisebench.api import (
     Config,
     Field,
     Method,
+    OnceABatch,
     Plan,
     Preset,
     Reply,
@@ -433,22 +434,6 @@ def noisiest(disagreement: Mapping[int, float], gate: float, k1: int | None, k2:
     return ranking[:k1], ranking[:k1][:k2]
 
 
-class _Features:
-    """z of the images asked for last, so that six readouts of one batch cost one forward pass."""
-
-    def __init__(self, network: torch.nn.Module) -> None:
-        self.network = network
-        self.last: tuple[torch.Tensor, int, torch.Tensor] | None = None
-
-    def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        if images.is_inference() or (images.is_cuda and torch.cuda.is_current_stream_capturing()):
-            return self.network(images)  # whether these images changed since cannot be told
-        last = self.last
-        if last is None or last[0] is not images or last[1] != images._version:
-            last = self.last = (images, images._version, self.network(images))
-        return last[2]
-
-
 def encode(batch: Batch) -> torch.Tensor:
     return batch.frozen["network"](batch.x)
 
@@ -558,7 +543,7 @@ class FedCova(Method):
         if state["classifier"] is None:
             return {}
         network = server.model(state["weights"], frozen=True)
-        features, device = _Features(network), next(network.parameters()).device
+        features, device = OnceABatch(network), next(network.parameters()).device
         pooled, raw = to(state["classifier"], device), to(state["raw"], device)
         readouts = {"main": self._readout(pooled)}
         for alpha in (1.0, 2.0, 4.0, 7.0):

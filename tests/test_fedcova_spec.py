@@ -962,7 +962,7 @@ def test_readouts_of_one_batch_share_a_forward_pass_and_never_a_stale_one():
     features_of = found["main"].__closure__  # both readouts see the same features
     assert features_of is not None
     calls = []
-    network = next(c.cell_contents for c in features_of if isinstance(c.cell_contents, fc._Features)).network
+    network = next(c.cell_contents for c in features_of if isinstance(c.cell_contents, fc.OnceABatch)).network
     network.register_forward_hook(lambda *_: calls.append(1))
     found["alpha7"](x)
     assert calls == []
