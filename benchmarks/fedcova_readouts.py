@@ -159,7 +159,7 @@ class Features:
             return self.halves(head(self.test))
 
 
-def corrections(features: Features, statistics: Any, true: torch.Tensor, s: float) -> dict[str, float]:
+def corrections(features: Features, statistics: Any, true: torch.Tensor) -> dict[str, Any]:
     """What one correction with this readout would do: who is chosen, and the label noise afterwards, in percent."""
     score = fc.scores(features.z, fc.readout(statistics, 2.0))
     best = score.argmax(1)
@@ -170,16 +170,24 @@ def corrections(features: Features, statistics: Any, true: torch.Tensor, s: floa
     )
     noise = torch.stack([wrong[features.client == m].double().mean() for m in range(len(features.rows))])
     correlation = torch.corrcoef(torch.stack([disagreement, noise]))[0, 1].item()
+    certainty = fc.confidence(score, "softmax")
     for name, chosen in (
         ("gate .55", (disagreement >= 0.55).nonzero()[:, 0]),
+        ("gate .4", (disagreement >= 0.4).nonzero()[:, 0]),
         ("top 10", disagreement.argsort(descending=True, stable=True)[:10]),
     ):
         inside = torch.isin(features.client, chosen)
-        for rule, sure in (("eta 0", None), ("eta .5", fc.confidence(score, "softmax") >= 0.5)):
-            take = inside if sure is None else inside & sure
-            found[f"{name}, {rule}"] = torch.where(take, best, features.given) != true
+        for eta in (0.0, 0.3, 0.5, 0.9):
+            take = inside & (certainty >= eta)
+            found[f"{name}, eta {eta}"] = torch.where(take, best, features.given) != true
     result = {name: 100 * value.double().mean().item() for name, value in found.items()}
-    return {**result, "correlation of r_m with the noise": correlation}
+    order = disagreement.argsort(descending=True, stable=True)
+    return {
+        **result,
+        "correlation of r_m with the noise": correlation,
+        "r_m, falling": [round(r, 3) for r in disagreement[order].tolist()],
+        "noise of those clients": [round(r, 3) for r in noise[order].tolist()],
+    }
 
 
 def analyse(run: runtime.Run, truth: Any, path: Path, earlier: list[Path], full: bool) -> dict[str, Any]:
@@ -232,7 +240,10 @@ def analyse(run: runtime.Run, truth: Any, path: Path, earlier: list[Path], full:
     return {
         "accuracy": {name: [round(value, 2) for value in pair] for name, pair in table.items()},
         "correction": {
-            name: {key: round(value, 3) for key, value in corrections(features, statistics, true, s).items()}
+            name: {
+                key: round(value, 3) if isinstance(value, float) else value
+                for key, value in corrections(features, statistics, true).items()
+            }
             for name, statistics in (("local_after", state["classifier"]), ("global_current", current))
         },
     }
@@ -273,7 +284,7 @@ def main() -> None:
         earlier = [states[r] for r in range(round - arguments.last + 1, round) if r in states]
         if round == final or (round + 1) % arguments.every == 0:
             report[f"round {round + 1}"] = analyse(run, truth, states[round], earlier, full=round == final)
-            print(f"round {round + 1}: {json.dumps(report[f'round {round + 1}'], indent=1)}", flush=True)
+            print(f"round {round + 1}: {json.dumps(report[f'round {round + 1}'])}", flush=True)
             (run.folder / "readouts.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
