@@ -86,8 +86,8 @@ def gpus(folder: Path, cards: list[int], count: int, rounds: int, images: int, r
     random_images(folder / "data", images)
     wanted = [
         from_options(
-            {"method": "fedavg", "dataset": "folder", "protocol": "cifar10", "noise": "clean", "rounds": rounds,
-             "seed": seed},
+            {"method": "fedavg", "dataset": "folder", "protocol": "cifar10", "noise": "clean", "partition": "iid",
+             "rounds": rounds, "seed": seed},
             device="cuda",
         )
         for seed in range(count)
