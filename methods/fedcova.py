@@ -35,9 +35,9 @@ Departures, and why:
 * n travels with Sigma: the paper omits it, but leave-one-out cannot be computed without.
 * Before a correction the broadcast is an exchange of its own, and w is sent again with the two bits.  A real client
   would keep it; here that would put a copy of w into every client's checkpoint.
-* ``best-found`` (the default preset) differs from the paper where the text is silent and a probe on CIFAR-10 chose:
-  BatchNorm in the head, batches of 256, and a gate, because correcting the ten noisiest clients when fewer than ten
-  are noisy relabels clean ones (label noise rose from 30 % to 49 %).  ``paper-literal`` is the text.
+* ``best-found`` (the default preset) differs from the paper where the text is silent and runs on CIFAR-10 chose
+  (docs/fedcova.md): BatchNorm in the head, batches of 512, and a gate, because correcting the ten noisiest clients
+  when fewer than ten are noisy relabels clean ones (label noise rose from 30 % to 49 %).  ``paper-literal`` is the text.
 * The paper's schedule (from round 200 every 30) is kept as shares of the run, so that a run of 50 rounds corrects too.
 """
 
@@ -145,9 +145,9 @@ class Settings(Config):
 
 
 BEST = Preset(
-    about="what a probe on CIFAR-10 and runs on digits found best so far; the default",
+    about="what runs on CIFAR-10 and digits found best so far (docs/fedcova.md); the default",
     settings={"head": "bn", "gate": 0.55},
-    protocol={"batch": 256},
+    protocol={"batch": 512},
     datasets={
         "digits": Preset(
             about="tuned on draws 200 to 205; by round 30 clean clients disagree <= .06, noisy ones >= .32",

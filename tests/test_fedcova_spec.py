@@ -695,7 +695,7 @@ def test_best_found_is_the_default_preset_and_paper_literal_is_the_text():
     assert next(iter(FedCova.presets)) == "best-found"
     found = Settings(**FedCova.presets["best-found"].on("cifar10")[0])
     assert (found.head, found.momentum, found.gate > 0) == ("bn", 0.9, True)
-    assert FedCova.presets["best-found"].on("cifar10")[1] == {"batch": 256}
+    assert FedCova.presets["best-found"].on("cifar10")[1] == {"batch": 512}
     literal = Settings(**FedCova.presets["paper-literal"].on("cifar10")[0])
     wanted = ("fc", 128, 6.0, 2.0, 0.5, 0.9, 10, 5, 0.0, "softmax")
     got = (literal.head, literal.d, literal.eps2, literal.alpha, literal.eta, literal.momentum, literal.k1, literal.k2)
