@@ -37,13 +37,15 @@ Departures, and why:
   would keep it; here that would put a copy of w into every client's checkpoint.
 * ``best-found`` (the default preset) differs from the paper where the text is silent and runs on CIFAR-10 chose
   (docs/fedcova.md): BatchNorm in the head, batches of 512, and a gate, because correcting the ten noisiest clients
-  when fewer than ten are noisy relabels clean ones (label noise rose from 30 % to 49 %).  ``paper-literal`` is the text.
+  when fewer than ten are noisy relabels clean ones (label noise rose from 30 % to 49 %).  ``paper-literal`` is the
+  text.
 * The paper's schedule (from round 200 every 30) is kept as shares of the run, so that a run of 50 rounds corrects too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -120,6 +122,10 @@ class Settings(Config):
     k1: int | None = Field(10, ge=0, unit="clients", why="the paper's: this many of the noisiest; None: all")
     k2: int | None = Field(5, ge=0, unit="clients", why="the paper's: these of them by Sigma_{j\\m}; None: all")
     gate: float = Field(0.0, ge=0, le=1, why="the least r_m that lets a client be corrected; the paper has none")
+    gap: bool = Field(False, why="True: only clients above the widest gap in r_m, wherever it lies; the gate holds too")
+    score_against: Literal["current", "given"] = Field(
+        "current", why="labels that r_m compares; given: as they came, so that a corrected client is corrected again"
+    )
     eta: float = Field(0.5, ge=0, le=1, why="the paper's least confidence of a new label; 0: the nearest class, always")
     confidence: Literal["softmax", "softmax-half", "inverse"] = Field(
         "softmax", why="of -q; -half: of -q/2, the Gaussian's at alpha 1; inverse: 1/q, which relabels almost nothing"
@@ -428,10 +434,20 @@ def relabel(labels: torch.Tensor, score: torch.Tensor, eta: float, kind: str) ->
     return torch.where(confidence(score, kind) >= eta, score.argmax(1), labels)
 
 
-def noisiest(disagreement: Mapping[int, float], gate: float, k1: int | None, k2: int | None) -> tuple[list, list]:
-    """(clients to correct, those of them to correct by Sigma_{j\\m}), by falling r_m, of equals the lower id first."""
-    ranking = sorted((client for client, r in disagreement.items() if r >= gate), key=lambda m: (-disagreement[m], m))
-    return ranking[:k1], ranking[:k1][:k2]
+def noisiest(
+    disagreement: Mapping[int, float], gate: float, k1: int | None, k2: int | None, *, gap: bool = False
+) -> tuple[list, list]:
+    """(clients to correct, those of them to correct by Sigma_{j\\m}), by falling r_m, of equals the lower id first.
+
+    gap: no client below the widest gap (of equals the highest) between two neighbours of the ranking of all clients;
+    none at all if all are equal.
+    """
+    ranking = sorted(disagreement, key=lambda m: (-disagreement[m], m))
+    if gap:
+        gaps = [disagreement[a] - disagreement[b] for a, b in pairwise(ranking)]
+        ranking = ranking[: gaps.index(max(gaps)) + 1] if any(gaps) else []
+    ranking = [m for m in ranking if disagreement[m] >= gate][:k1]
+    return ranking, ranking[:k2]
 
 
 def encode(batch: Batch) -> torch.Tensor:
@@ -517,7 +533,9 @@ class FedCova(Method):
         cohort = [upload.client for upload in uploads]
         if task == "score":
             disagreement = {upload.client: upload.content["disagreement"] for upload in uploads}
-            correct, remove = noisiest(disagreement, self.config.gate, self.config.k1, self.config.k2)
+            correct, remove = noisiest(
+                disagreement, self.config.gate, self.config.k1, self.config.k2, gap=self.config.gap
+            )
             suspects = sorted({*state["suspects"], *correct})  # a corrected client agrees later, and stays noisy
             server.claim(suspects)
             server.note(disagreement=list(disagreement.values()), corrected=correct, corrected_externally=remove)
@@ -598,7 +616,8 @@ class FedCova(Method):
         labels = state["labels"].to(z.device)
         everyone = map_tensors(lambda tensor: tensor.to(z.device, torch.float64), message["classifier"])
         score = scores(z, self._readout(everyone))
-        disagreement = (score.argmax(1) != labels).double().mean().item()
+        compared = labels if config.score_against == "current" else client.labels.to(z.device)
+        disagreement = (score.argmax(1) != compared).double().mean().item()
         proposed = {"global": relabel(labels, score, config.eta, config.confidence)}
         if config.removes:
             if (own := state["own"]) is not None:

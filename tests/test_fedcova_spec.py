@@ -653,6 +653,19 @@ def test_noisiest_clients_are_ranked_by_disagreement_then_by_lower_id_and_gated(
     assert fc.noisiest(r, 0.0, 0, 0) == ([], [])
 
 
+def test_the_widest_gap_in_the_disagreements_parts_noisy_clients_from_clean_ones():
+    """Draw 16 on CIFAR-10 at round 200, see docs/fedcova.md: twelve noisy clients, the least noisy at .515."""
+    noisy = [0.873, 0.866, 0.855, 0.806, 0.769, 0.654, 0.651, 0.618, 0.601, 0.599, 0.589, 0.515]
+    clean = [0.331, 0.289, 0.277, 0.244, 0.229, 0.228, 0.125, 0.108]
+    r = dict(enumerate(clean + noisy))
+    assert set(fc.noisiest(r, 0.0, None, None, gap=True)[0]) == set(range(8, 20))
+    assert fc.noisiest(r, 0.0, 3, 1, gap=True) == ([8, 9, 10], [8])
+    assert fc.noisiest(r, 0.86, None, None, gap=True)[0] == [8, 9]  # the gate holds too
+    assert fc.noisiest({0: 0.75, 1: 0.5, 2: 0.25}, 0.0, None, None, gap=True)[0] == [0]  # of equal gaps the highest
+    assert fc.noisiest({0: 0.4, 1: 0.4}, 0.0, None, None, gap=True) == ([], [])
+    assert fc.noisiest({0: 0.4}, 0.0, None, None, gap=True) == ([], [])
+
+
 def test_spec_F7_phi_by_hand_and_at_random():
     v = torch.tensor([[1.0, 0], [0, 1.0], [0.5**0.5, 0.5**0.5]], dtype=f64)
     assert fc.orthogonality(v) == pytest.approx(0.471405, abs=5e-7)
@@ -984,6 +997,17 @@ def test_training_teaches_the_classes_and_correction_removes_noise():
     assert before > 0.1
     assert world.noise() < before / 2
     assert dict(world.claims)[3] == [0, 1]  # the two noisy clients, and no clean one
+
+
+def test_scored_against_given_labels_a_corrected_client_stays_a_suspect():
+    """Against its corrected labels it agrees, so a later and better encoder never corrects them again."""
+    last: dict[str, list[float]] = {}
+    for against in ("current", "given"):
+        world = federation(6, k1=None, k2=None, gate=0.2, eta=0.0, score_against=against, **SMALL)
+        scores = [e for e in world.exchanges if e["plan"].task == "score"]
+        assert [e["round"] for e in scores] == [3, 5]
+        last[against] = [scores[-1]["replies"][m].upload["disagreement"] for m in (0, 1)]  # the two noisy clients
+    assert max(last["current"]) < 0.2 < min(last["given"])
 
 
 def test_chosen_clients_relabel_before_training_and_train_on_the_new_labels_and_others_do_not():
