@@ -143,7 +143,9 @@ def random_images(root: Path, count: int) -> None:
 
     draw = np.random.default_rng(0)
     root.mkdir(parents=True, exist_ok=True)
-    (root / "flnoisebench.json").write_text(json.dumps({"size": 32}))  # not the data set's usual 64: four times the work
+    (root / "flnoisebench.json").write_text(
+        json.dumps({"size": 32})
+    )  # not the data set's usual 64: four times the work
     for part, many in (("train", count), ("test", count // 10)):
         for number in range(many):
             place = root / part / f"class{number % 10}"

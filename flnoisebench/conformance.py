@@ -41,7 +41,7 @@ from flnoisebench.api import KEEP, Config, Method, Plan, Protocol, Reply, Rounds
 from flnoisebench.checkpoint import Checkpoint, Commit
 from flnoisebench.engine import Engine, Lane
 from flnoisebench.executors import Job, perform
-from flnoisebench.settings import TRACKS, _merged, explain, resolve
+from flnoisebench.settings import TRACKS, explain, merged, resolve
 from flnoisebench.testing import tiny_arrays, tiny_engine, tiny_protocol, tiny_run, watch_losses
 
 __all__ = ["ROUNDS", "RULES", "Broken", "Finding", "Report", "Rule", "check"]
@@ -518,7 +518,7 @@ def constructs(trial: Trial) -> None:
                 for track in TRACKS:
                     resolve(method=trial.world.method, dataset=dataset, preset=preset, track=track)
             else:  # a data set of another package, or one that is not there yet
-                Protocol(**_merged(Protocol().model_dump(), overrides))
+                Protocol(**merged(Protocol().model_dump(), overrides))
             own[config.model_dump_json(), overrides.get("model", "mlp")] = config, where
     for (_, model), (config, where) in own.items():
         with _blaming(where):
@@ -1043,7 +1043,7 @@ def check(
     if preset not in loaded.presets:
         raise registry.unknown(f"preset of {name}", preset, list(loaded.presets))
     # of the 24 samples of a client, an uneven last batch too
-    budget = Protocol(**_merged(tiny_protocol(rounds=rounds, batch=10).model_dump(), protocol or {}))
+    budget = Protocol(**merged(tiny_protocol(rounds=rounds, batch=10).model_dump(), protocol or {}))
     world = World(name, {**loaded.presets[preset].on("")[0], **(settings or {})}, budget.model_dump())
     table = chosen(rules, only)
     findings = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import importlib.util
 import inspect
@@ -33,6 +34,7 @@ def unknown(kind: str, name: str, known: list[str], advice: str = "") -> Unknown
     return UnknownName(f"unknown {kind} {name!r}.{near(name, known)} Known: {', '.join(sorted(known))}.{advice}")
 
 
+@functools.cache  # reading all packages' metadata takes 10 ms, and a sweep looks up three names a run
 def _entries(group: str) -> dict[str, EntryPoint]:
     found: dict[str, EntryPoint] = {}
     for entry in entry_points(group=group):

@@ -146,17 +146,17 @@ def _validated(kind: type[Config], values: Mapping[str, Any], what: str) -> Any:
         raise explain(error, kind, what) from None
 
 
-def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """``changes`` laid over ``base``, tables (the optimiser) entry by entry; "a.b" names an entry of table a."""
-    merged = dict(base)
+    result = dict(base)
     for name, value in changes.items():
         table, dot, entry = name.partition(".")
         if dot:
             value = {entry: value}
-        if isinstance(value, Mapping) and isinstance(merged.get(table), Mapping):
-            value = _merged(merged[table], value)
-        merged[table] = value
-    return merged
+        if isinstance(value, Mapping) and isinstance(result.get(table), Mapping):
+            value = merged(result[table], value)
+        result[table] = value
+    return result
 
 
 def resolve(
@@ -216,8 +216,8 @@ def resolve(
     of_protocol = {name: value for name, value in said.items() if value is not None} | of_protocol
 
     base = protocols.load(protocol or data.protocol)
-    overrides = _merged(dict(preset_protocol) if track == "own" else {}, of_protocol)
-    budget = _validated(Protocol, _merged(base.model_dump(), overrides), f"protocol {base.name}")
+    overrides = merged(dict(preset_protocol) if track == "own" else {}, of_protocol)
+    budget = _validated(Protocol, merged(base.model_dump(), overrides), f"protocol {base.name}")
     config = _validated(method_class.Config, {**preset_settings, **of_method}, f"settings of {method}")
     scene = resolve_scenario(
         dataset=dataset,

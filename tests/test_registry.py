@@ -21,8 +21,10 @@ def entries(monkeypatch):
         monkeypatch.setattr(
             registry, "entry_points", lambda group: [EntryPoint(name, value, group) for name, value in pairs]
         )
+        registry._entries.cache_clear()
 
-    return put
+    yield put
+    registry._entries.cache_clear()
 
 
 def test_installed_names_are_sorted_and_load_as_what_they_are():

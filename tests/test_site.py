@@ -146,10 +146,6 @@ def test_marks_stand_at_the_rows_that_they_belong_to(built):
         assert [flag for flag in FLAGS if f">{flag}</span>" in tr] == list(row.doubts)
 
 
-def test_every_flag_is_explained():
-    assert set(site.DOUBTS) == set(FLAGS)
-
-
 def test_a_card_says_the_conditions_and_what_the_method_is_told(built):
     text = page(built)
     card = text[text.index('<div id="method-fedcova">') :].split("</article>")[0]

@@ -12,7 +12,7 @@ import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 from flnoisebench import protocols, registry
 from flnoisebench.api import Config, Field
@@ -22,18 +22,17 @@ from flnoisebench.settings import Settings
 
 REFERENCE = "fedavg"  # costs are given relative to it, as the papers do
 
-Flag = Literal[
-    "single-draw",  # no spread over draws, so nothing can be said of another draw
-    "wrong-protocol",  # the budget is not the data set's own
-    "failed-runs",  # some runs failed and are in no mean
-    "choosing-set",  # accuracies are on images that values were, or may have been, chosen on
-    "unstated-choices",  # values were set by hand, and nobody said on what they were chosen
-    "mixed-commits",  # the runs were made by different code
-    "uncommitted",  # the code differed from its commit
-    "mixed-hardware",  # the costs are means over different machines
-    "not-installable",  # the method is a file by its path and no entry point, so that nobody else can run it
-]
-FLAGS: tuple[Flag, ...] = get_args(Flag)
+FLAGS = {  # what a reader has to know about a row, in this order
+    "single-draw": "one draw of the scenario: there is no spread, and nothing is known of another draw",
+    "wrong-protocol": "the budget is not the data set's own",
+    "failed-runs": "some runs failed and are in no mean",
+    "choosing-set": "measured on images that values were, or may have been, chosen on",
+    "unstated-choices": "values were set by hand, and nobody said on what they were chosen",
+    "mixed-commits": "its runs were made by different code",
+    "uncommitted": "the code differed from its commit",
+    "mixed-hardware": "its costs are means over different machines",
+    "not-installable": "the method is a file without an entry point, so that nobody else can run it",
+}
 
 
 class Row(Config):
@@ -117,7 +116,7 @@ class Row(Config):
     seconds_ratio: float | None = Field(..., unit="times the reference", why="as above")
     peak_memory_ratio: float | None = Field(..., unit="times the reference", why="as above")
 
-    flags: str = Field("", why="what to doubt about the row, separated by blanks: see Flag")
+    flags: str = Field("", why="what to doubt about the row, separated by blanks: see FLAGS")
 
     # where it comes from; several values are separated by '; '
     device: str = Field(..., why="GPU, or cpu, with the processor where it is recorded")
@@ -365,8 +364,8 @@ def _figures(value: float) -> float:
 # ------------------------------------------------------------------------------------------------- doubts
 
 
-def flags_of(cell: Sequence[Entry]) -> list[Flag]:
-    """What to doubt about a row of these entries, in the order of Flag."""
+def flags_of(cell: Sequence[Entry]) -> list[str]:
+    """What to doubt about a row of these entries, in the order of FLAGS."""
     done = [entry for entry in cell if entry.status == "complete"]
     settings = cell[0].settings
     commits = {entry.code[0] for entry in cell}

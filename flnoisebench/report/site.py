@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jinja2
 
 from flnoisebench import records, registry
-from flnoisebench.leaderboard import COLUMNS, Entry, Row, board, rows_of, tables
+from flnoisebench.leaderboard import COLUMNS, FLAGS, Entry, Row, board, rows_of, tables
 from flnoisebench.leaderboard.rows import cell_of
 
 GENERATOR = "flnoisebench site"  # in the page's head, by which a later build knows its own folder
@@ -32,18 +32,6 @@ OURS = ("index.html", "assets", "data")
 RECEIVE = "flnoisebench.receive("  # how a file of data begins, by which a later build knows its own
 POINTS = 200  # of a curve; more do not show on a screen, and 500 rounds of 300 rows would be megabytes
 
-# What a reader has to know about a flag of a row.  A flag without its line here shows by its name alone.
-DOUBTS = {
-    "single-draw": "one draw of the scenario: there is no spread, and nothing is known of another draw",
-    "wrong-protocol": "the budget is not the data set's own",
-    "failed-runs": "some runs failed and are in no mean",
-    "choosing-set": "measured on images that values were, or may have been, chosen on",
-    "unstated-choices": "values were set by hand, and nobody said on what they were chosen",
-    "mixed-commits": "its runs were made by different code",
-    "uncommitted": "the code differed from its commit",
-    "mixed-hardware": "its costs are means over different machines",
-    "not-installable": "the method is a file without an entry point, so that nobody else can run it",
-}
 TOLD = {
     "noise_rate": "the mean noise rate over all clients",
     "noisy_clients": "how many clients are noisy",
@@ -86,7 +74,7 @@ class Line:
 
     @property
     def doubts(self) -> list[tuple[str, str]]:
-        return [(flag, DOUBTS.get(flag, flag)) for flag in self.row.doubts]
+        return [(flag, FLAGS.get(flag, flag)) for flag in self.row.doubts]
 
     @property
     def told(self) -> list[str]:
@@ -373,7 +361,7 @@ def _page(
         cards={method: list(same) for method, same in groupby(found, lambda card: card.method)},
         anchor=anchor,
         filters={name: (label, sorted(set(values))) for name, (label, values) in filters.items()},
-        doubts=[(flag, DOUBTS.get(flag, flag)) for flag in [*DOUBTS, *sorted(used - set(DOUBTS))] if flag in used],
+        doubts=[(flag, FLAGS.get(flag, flag)) for flag in [*FLAGS, *sorted(used - set(FLAGS))] if flag in used],
         datasets=sorted(data),
         commits=sorted({commit for line in lines for commit in line.row.commit.split("; ")}),
         versions=sorted({version for line in lines for version in line.row.version.split("; ")}),
