@@ -14,6 +14,9 @@
     [[include]]                                 # a further small grid: the single values above, and what it says
     method = "fedavg-relabel"
 
+Where only single values stand above the includes, and no method, they are what the includes share, and no run of
+their own.
+
 Keys are the names of ``run``'s options that decide a run's numbers; "-" and "_" are one.  A list always spans: a value
 that is a list itself is written as a list of that list.  The first key varies slowest.
 """
@@ -62,7 +65,9 @@ def expand(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     body = {name: value for name, value in content.items() if name not in ("exclude", "include")}
     axes, single = _axes(body)
-    points = _product(axes) if body else []
+    # single values without a method in front of includes are what these share, and no run of the default method
+    shared_only = bool(content.get("include")) and single == set(axes) and "method" not in axes
+    points = _product(axes) if body and not shared_only else []
     for number, table in enumerate(_tables(content, "exclude"), 1):
         wanted, _ = _axes(table, f"[[exclude]] {number}: ")
         for name in wanted:

@@ -64,6 +64,10 @@ def test_inclusions_are_small_grids_on_top_of_the_single_values():
     found = spans('rounds = 3\nmethod = ["a", "b"]\n[[include]]\nmethod = "c"\nseed = [5, 6]\nrounds = 9')
     assert found[2:] == [{"rounds": 9, "method": "c", "seed": 5}, {"rounds": 9, "method": "c", "seed": 6}]
     assert spans('[[include]]\nmethod = "c"') == [{"method": "c"}]
+    shared = 'rounds = 3\n[[include]]\nmethod = "c"\n[[include]]\nmethod = "d"'
+    assert spans(shared) == [{"rounds": 3, "method": "c"}, {"rounds": 3, "method": "d"}]
+    assert len(spans('method = "a"\n' + shared)) == 3
+    assert len(spans("seed = [0, 1]\n" + shared)) == 4
 
 
 def test_what_comes_to_the_same_run_comes_once():
