@@ -6,6 +6,7 @@
     python benchmarks/engine.py determinism   # (e) repeatable kernels on and off
     python benchmarks/engine.py devices       # (f) one run on 1, 2, 4 GPUs
     python benchmarks/engine.py methods --method fedavg rofl --rounds 20   # each against its counts of images
+    python benchmarks/engine.py compiled      # what torch.compile would make of the bare step (the engine does without)
     python benchmarks/engine.py exact         # recorded against eager, lanes, resume: the same bits
 
 The bare step is a forward pass, a backward pass and SGD on one resident batch, recorded once and replayed, with the
@@ -58,8 +59,8 @@ def device_of(arguments: argparse.Namespace) -> torch.device:
     return runtime.pick_devices(arguments.device)[0]
 
 
-def bare_step(arguments: argparse.Namespace, batch: int, lanes: int, steps: int) -> float:
-    """Images a second of the bare step on ``lanes`` streams at once."""
+def bare_step(arguments: argparse.Namespace, batch: int, lanes: int, steps: int, *, compiled: bool = False) -> float:
+    """Images a second of the bare step on ``lanes`` streams at once; compiled: its passes fused by torch.compile."""
     device = device_of(arguments)
     work: list[Any] = []
     kept = []  # a recording does not keep alive what it reads
@@ -67,11 +68,12 @@ def bare_step(arguments: argparse.Namespace, batch: int, lanes: int, steps: int)
         encoder = build_encoder(arguments.model, (3, 32, 32), 10)
         network = torch.nn.Sequential(encoder, torch.nn.Linear(encoder.width, 10)).to(device)
         network = network.to(memory_format=torch.channels_last)
+        passes = torch.compile(network) if compiled else network
         x = torch.randn(batch, 3, 32, 32, device=device).contiguous(memory_format=torch.channels_last)
         y = torch.arange(batch, device=device) % 10
         optimiser = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4, fused=True)
 
-        def once(network: Any = network, x: Any = x, y: Any = y, optimiser: Any = optimiser) -> None:
+        def once(network: Any = passes, x: Any = x, y: Any = y, optimiser: Any = optimiser) -> None:
             optimiser.zero_grad(set_to_none=False)
             enabled = arguments.precision == "bf16"
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled, cache_enabled=False):
@@ -153,6 +155,18 @@ def step(arguments: argparse.Namespace) -> None:
                 f"{typical(records, 'round', 2):14.3f}",
                 flush=True,
             )
+
+
+def compiled(arguments: argparse.Namespace) -> None:
+    print("batch lanes   bare img/s   compiled img/s   times   seconds to compile and measure")
+    for batch in arguments.batch:
+        for lanes in arguments.lanes:
+            steps = max(20, 20000 // batch // lanes)
+            bare = bare_step(arguments, batch, lanes, steps)
+            start = time.perf_counter()
+            fused = bare_step(arguments, batch, lanes, steps, compiled=True)
+            seconds = time.perf_counter() - start
+            print(f"{batch:5} {lanes:5} {bare:12,.0f} {fused:16,.0f} {fused / bare:7.2f} {seconds:9.1f}", flush=True)
 
 
 def round_(arguments: argparse.Namespace) -> None:
@@ -302,6 +316,7 @@ def exact(arguments: argparse.Namespace) -> None:
 
 COMMANDS = {
     "step": step,
+    "compiled": compiled,
     "round": round_,
     "memory": memory,
     "determinism": determinism,
