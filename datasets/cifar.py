@@ -12,7 +12,7 @@ import codecs
 import hashlib
 import io
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ import torch
 from torchvision import datasets as official
 from torchvision.datasets.utils import download_url
 
-from flnoisebench.api import Arrays, Dataset, MissingData
+from flnoisebench.api import Arrays, Dataset, MissingData, decode_images
 
 _HUMAN = "https://github.com/UCSC-REAL/cifar-10-100n"
 _TERMS = (
@@ -50,6 +50,8 @@ class CIFAR10(Dataset):
     files: ClassVar[type[official.CIFAR10]] = official.CIFAR10  # names and MD5 sums
     public_files: ClassVar[type[official.CIFAR10]] = official.CIFAR100  # the set that lends public images
     human_file: ClassVar[tuple[str, str]] = ("CIFAR-10_human.pt", "96644db5574813cae939af5f7f2a0aec")
+    # of the label sets in it, by ``_content``
+    human_sha256 = "09fa057ef46ad628d0e3c2df5b3837b22e77b8a2ce365ef9772f297ef7ecff9c"
 
     def load(self, root: Path, *, public: bool = False) -> Arrays:
         """Read and check the files.
@@ -57,11 +59,13 @@ class CIFAR10(Dataset):
         Raises MissingData, which lists the missing files with their MD5 sums, and ValueError, which names the
         damaged file.
 
-        public: uint8 [50000, 3, 32, 32], the training images of the other CIFAR, from the same ``root``.
+        public: uint8 [n, 3, 32, 32], the images of the folder ``root/cifar10-public`` (-100-) where there is one, by
+        file name; otherwise the 50,000 training images of the other CIFAR, from the same ``root``.
         """
         root = Path(root).absolute()
         _require(root, self.files, [*self.files.train_list, *self.files.test_list], self.title)
-        if public:  # before anything is read: the answer must not take a second to come
+        own = root / f"{self.name}-public"
+        if public and not own.is_dir():  # before anything is read: the answer must not take a second to come
             _require(root, self.public_files, self.public_files.train_list, f"The public set of {self.title}")
         train_images, train_labels = _read(root, self.files, self.files.train_list)
         test_images, test_labels = _read(root, self.files, self.files.test_list)
@@ -70,19 +74,28 @@ class CIFAR10(Dataset):
             train_labels=train_labels,
             test_images=test_images,
             test_labels=test_labels,
-            public=_read(root, self.public_files, self.public_files.train_list)[0] if public else None,
+            public=self._public(root, own) if public else None,
         )
+
+    def _public(self, root: Path, own: Path) -> torch.Tensor:
+        if not own.is_dir():
+            return _read(root, self.public_files, self.public_files.train_list)[0]
+        images = sorted(path for path in own.iterdir() if path.suffix.lower() in (".png", ".webp", ".jpg", ".jpeg"))
+        if not images:
+            raise ValueError(f"{own} has no image (.png, .webp, .jpg, .jpeg); fill it, or remove it for the usual set")
+        return decode_images(images, 32)
 
     def human_labels(self, root: Path) -> dict[str, torch.Tensor]:
         """CIFAR-10N's label sets (Wei et al., ICLR 2022): aggre_label, random_label1, random_label2, random_label3 and
-        worse_label, int64 [50000] each; CIFAR-100N's: noisy_label.  Read from ``root/CIFAR-10_human.pt`` (or -100_).
+        worse_label, int64 [50000] each; CIFAR-100N's: noisy_label.  Read from ``root/CIFAR-10_human.pt`` (or -100_), or
+        where only that is there from ``root/CIFAR-10_human.npz``, the same label sets as arrays of whole numbers.
 
-        Raises MissingData, and ValueError, naming the file, where its MD5 differs from the published one or its
-        labels belong to images in another order.
+        Raises MissingData, and ValueError, naming the file, where it is not what was published or its labels belong
+        to images in another order.
         """
         root = Path(root).absolute()
         _require(root, self.files, self.files.train_list, self.title)
-        return _human(root, self.name, self.human_file, _read(root, self.files, self.files.train_list)[1])
+        return _human(root, self, _read(root, self.files, self.files.train_list)[1])
 
     def fetch_human_labels(self, root: Path) -> None:
         """Download CIFAR-N's file into ``root`` (2.4 MB, CC BY-NC 4.0), MD5-checked.
@@ -138,6 +151,7 @@ class CIFAR100(CIFAR10):
     files: ClassVar[type[official.CIFAR10]] = official.CIFAR100
     public_files: ClassVar[type[official.CIFAR10]] = official.CIFAR10
     human_file: ClassVar[tuple[str, str]] = ("CIFAR-100_human.pt", "a67b45c1d7992051865b5c755bd68bb1")
+    human_sha256 = "4cd919b4d65bbc50f9e5c0625820af71942df01af3436c7d79b99c42f4e16ecd"
 
     def superclasses(self, root: Path) -> torch.Tensor:
         """int64 [100]: the superclass, 0..19, of each fine class, as the training file states it.
@@ -203,15 +217,34 @@ _NUMPY = [
 ]
 
 
-def _human(root: Path, dataset: str, listed: tuple[str, str], clean: torch.Tensor) -> dict[str, torch.Tensor]:
+def _human(root: Path, dataset: CIFAR10, clean: torch.Tensor) -> dict[str, torch.Tensor]:
     """The label sets of a CIFAR-N file, coarse ones apart.  clean: int64 [n], the true labels in the images' order."""
-    name, md5 = listed
+    name, md5 = dataset.human_file
     path = root / name
+    arrays = path.with_suffix(".npz")
+    if path.is_file() or not arrays.is_file():
+        sets = _published(path, md5, dataset.name)
+    else:
+        path = arrays
+        with np.load(path, allow_pickle=False) as content:
+            sets = {key: content[key] for key in content.files}
+        if _content(sets) != dataset.human_sha256:
+            raise ValueError(
+                f"{path} does not hold the label sets of data/{name} of {_HUMAN}: {', '.join(sorted(sets))}"
+            )
+    labels = {key: torch.as_tensor(np.asarray(values), dtype=torch.int64) for key, values in sets.items()}
+    if not torch.equal(labels.pop("clean_label"), clean):
+        raise ValueError(f"{path}: its clean labels are not those of the images in {root}: they are in another order")
+    return {key: values for key, values in labels.items() if "coarse" not in key}
+
+
+def _published(path: Path, md5: str, dataset: str) -> dict[str, Any]:
+    """The label sets of the published file, of the published bytes."""
     if not path.is_file():
         raise MissingData(
-            f"Human labels are read from {path} (MD5 {md5}), which is not there.  It is data/{name} of {_HUMAN} (Wei "
-            f"et al., ICLR 2022; CC BY-NC 4.0): get it with `flnoisebench data fetch {dataset} --human-labels "
-            f"--data-root {root}`."
+            f"Human labels are read from {path} (MD5 {md5}), which is not there.  It is data/{path.name} of {_HUMAN} "
+            f"(Wei et al., ICLR 2022; CC BY-NC 4.0): get it with `flnoisebench data fetch {dataset} --human-labels "
+            f"--data-root {path.parent}`."
         )
     content = path.read_bytes()
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
@@ -220,8 +253,13 @@ def _human(root: Path, dataset: str, listed: tuple[str, str], clean: torch.Tenso
             f"{path} is another file or damaged: {len(content)} bytes with MD5 {found}, expected MD5 {md5}"
         )
     with torch.serialization.safe_globals(_NUMPY):
-        sets = torch.load(io.BytesIO(content), weights_only=True)
-    labels = {key: torch.as_tensor(np.asarray(values), dtype=torch.int64) for key, values in sets.items()}
-    if not torch.equal(labels.pop("clean_label"), clean):
-        raise ValueError(f"{path}: its clean labels are not those of the images in {root}: they are in another order")
-    return {key: values for key, values in labels.items() if "coarse" not in key}
+        return torch.load(io.BytesIO(content), weights_only=True)
+
+
+def _content(sets: Mapping[str, Any]) -> str:
+    """SHA-256 of label sets whatever file they lie in: names in order, each followed by its labels, a byte each."""
+    whole = hashlib.sha256()
+    for key in sorted(sets):
+        whole.update(key.encode())
+        whole.update(np.asarray(sets[key]).astype(np.uint8).tobytes())
+    return whole.hexdigest()

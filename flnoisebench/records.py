@@ -123,7 +123,9 @@ class RunResult(Config):
     oracle: Oracle | None = Field(None, why="as in the settings; with one this is a bound, no method's result")
     card: dict[str, Any] = Field(..., why="the method's title, paper, conditions and what it was told")
     told: dict[str, float] = Field(..., why="the values that it was told about the noise")
-    digests: dict[str, str] = Field(..., why="SHA-256 of data, partition and given labels")
+    digests: dict[str, str] = Field(
+        ..., why="SHA-256 of data, partition, given labels; of public images where the method has them"
+    )
     federation: dict[str, Any] = Field(..., why="the scenario's summary: a row a client, rates overall")
     accuracy: Accuracy = Field(..., unit="%", why="on evaluate_on")
     last5: LastRounds | None = Field(None, why="the other rates of these rounds; null in older files")

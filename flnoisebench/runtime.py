@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import importlib.metadata
+import json
 import math
 import os
 import platform
@@ -71,8 +72,22 @@ def data_digest(arrays: Arrays) -> str:
     where they are too many to be read for it."""
     if arrays.digest:
         return arrays.digest
+    return _sha256_of(arrays.train_images, arrays.train_labels, arrays.test_images, arrays.test_labels)
+
+
+def public_digest(arrays: Arrays) -> dict[str, str]:
+    """{"public": SHA-256 of the public images}, where there are any; where the data set says what identifies it, that
+    stands for its public images too."""
+    if arrays.public is None:
+        return {}
+    if arrays.digest:
+        return {"public": hashlib.sha256(f"public images of {arrays.digest}".encode()).hexdigest()}
+    return {"public": _sha256_of(arrays.public)}
+
+
+def _sha256_of(*parts: torch.Tensor) -> str:
     whole = hashlib.sha256()
-    for part in (arrays.train_images, arrays.train_labels, arrays.test_images, arrays.test_labels):
+    for part in parts:
         whole.update(f"{part.dtype}{list(part.shape)}".encode())
         whole.update(part.contiguous().numpy().data)
     return whole.hexdigest()
@@ -395,6 +410,7 @@ class Run:
         self.federation = _federation(scene, truth)
         self._method_class = method_class
         self._source = registry.source_digest(method_class)
+        self._digests = {**scene.digests, **public_digest(arrays)}
         look = Look(dataset.mean, dataset.std, dataset.crop_padding, dataset.flip, arrays.crop)
         self._blueprint = (
             settings.method,
@@ -703,11 +719,14 @@ class Run:
             (self.folder / "result.json").unlink()
 
     def _write_settings(self) -> None:
-        """First time: write settings.json.  Later: the run must be the same run, under the same method's code."""
+        """First time: write settings.json.  Later: the run must be the same run, of the same data, under the same
+        method's code."""
         path = self.folder / "settings.json"
         source = self.folder / "checkpoint" / "method.sha256"
+        data = self.folder / "checkpoint" / "data.json"
         if not path.exists():
             records.replace(source, self._source.encode())
+            records.replace(data, json.dumps(self._digests).encode())
             records.write_json(path, self.settings)
             return
         found = records.load_settings(self.folder)
@@ -717,6 +736,13 @@ class Run:
             raise ValueError(
                 f"the code of {self.settings.method} has changed since the run in {self.folder} began; resuming would "
                 "mix two versions. Give this one another --out, or move that folder away"
+            )
+        before = json.loads(data.read_text()) if data.exists() else self._digests
+        other = sorted(name for name in {*before, *self._digests} if before.get(name) != self._digests.get(name))
+        if other:
+            raise ValueError(
+                f"the run in {self.folder} began with other data ({', '.join(other)}: another SHA-256); resuming would "
+                "mix the two. Put back what it began with, or give this one another --out"
             )
 
     def _make_executor(self) -> Executor:
@@ -747,7 +773,7 @@ class Run:
                 "told": list(card.told),
             },
             told=self.told,
-            digests=dict(self.scene.digests),
+            digests=dict(self._digests),
             federation=self.federation,
             accuracy=Accuracy.of(position.accuracies),
             last5=LastRounds.of(rounds),

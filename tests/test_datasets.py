@@ -459,6 +459,20 @@ def test_the_two_cifars_lend_each_other_their_training_images_as_public(small_ci
         CIFAR100().load(small_cifar)
 
 
+def test_a_folder_of_images_beside_cifar_is_its_public_set(small_cifar):
+    own = small_cifar / "cifar10-public"
+    own.mkdir()
+    with pytest.raises(ValueError, match="cifar10-public has no image"):
+        CIFAR10().load(small_cifar, public=True)
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
+    for name, image in zip(("b.png", "a.png", "c.webp"), pixels, strict=True):
+        Image.fromarray(image).save(own / name, lossless=True)
+    (own / "README").write_text("where these are from")
+    public = CIFAR10().load(small_cifar, public=True).public
+    assert torch.equal(public, torch.from_numpy(pixels[[1, 0, 2]]).permute(0, 3, 1, 2))
+    assert CIFAR10().load(small_cifar).public is None
+
+
 def test_fetch_unpacks_an_archive_that_is_already_there(small_cifar, monkeypatch):
     folder = small_cifar / "cifar-100-python"
     content = b"\x80\x02}q\x00U\x10fine_label_namesq\x01]q\x02s."  # torchvision reads the meta file after unpacking

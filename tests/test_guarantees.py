@@ -785,6 +785,21 @@ def test_guarantee_7_settings_that_change_results_get_a_folder_of_their_own(tmp_
     assert tiny_run(fixtures.Drawing, tmp_path, executor="threads", lanes=2).folder == base
 
 
+def test_guarantee_7_a_run_is_not_resumed_on_other_data(tmp_path):
+    began, other = tiny_arrays(public=6), tiny_arrays(public=6)
+    other.public[0, 0, 0, 0] += 1
+    folder = interrupted(fixtures.Averaging, tmp_path, arrays=began)
+    before = snapshot(folder)
+    with pytest.raises(ValueError, match=r"began with other data \(public: another SHA-256\).*--out"):
+        tiny_run(fixtures.Averaging, tmp_path, arrays=other).execute()
+    with pytest.raises(ValueError, match=r"other data \(data, public: "):
+        tiny_run(fixtures.Averaging, tmp_path, arrays=tiny_arrays(seed=1)).execute()
+    assert snapshot(folder) == before
+    result = tiny_run(fixtures.Averaging, tmp_path, arrays=began).execute()
+    assert result.status == "complete"
+    assert set(result.digests) == {"data", "partition", "labels", "public"}
+
+
 def test_guarantee_7_a_method_whose_code_changed_is_not_resumed(tmp_path):
     plugin = tmp_path / "plugin.py"
     shutil.copy(fixtures.__file__, plugin)

@@ -436,6 +436,14 @@ def test_a_draw_with_other_labels_between_methods_is_found(tmp_path):
     assert "did not train on the same labels" in problem
 
 
+def test_a_data_set_with_other_public_images_is_found(tmp_path):
+    same = {"data": "d" * 64, "partition": "p" * 64, "labels": "l" * 64}
+    first, second = (entry(method=name, digests=same | {"public": name[-1] * 64}) for name in ("fedned", "fedcorr"))
+    folder = saved([entry(digests=same), first, second], tmp_path)  # fedavg has none
+    (problem,) = errors(folder)
+    assert "did not train on the same public" in problem
+
+
 def test_an_entry_that_is_damaged_misplaced_or_of_an_unknown_method_is_found(sound):
     path = sorted((sound / "results").rglob("*.json"))[0]
     text = path.read_text()

@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 import torch
 from command_line import call, done
+from flnoisebench_datasets import cifar
 from flnoisebench_datasets.cifar import CIFAR10
 
+from flnoisebench import registry
+
 N = 500
+SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
 def write(path: Path, content: dict) -> str:
@@ -52,6 +56,36 @@ def test_the_label_sets_are_read_in_the_order_of_the_images(miniature):
     assert set(found) == {"worse_label", "aggre_label"}
     assert found["worse_label"].dtype == torch.int64
     assert found["worse_label"].tolist() == sets["worse_label"].tolist()
+
+
+def test_the_same_label_sets_are_read_from_an_npz_and_others_are_refused(miniature, monkeypatch):
+    root, sets = miniature
+    from_pt = CIFAR10().human_labels(root)
+    (root / "CIFAR-10_human.pt").unlink()
+    arrays = {key: np.asarray(values, dtype=np.uint8) for key, values in sets.items()}
+    np.savez(root / "CIFAR-10_human.npz", **arrays)
+    with pytest.raises(ValueError, match=r"human\.npz does not hold the label sets of data/CIFAR-10_human\.pt"):
+        CIFAR10().human_labels(root)
+    monkeypatch.setattr(CIFAR10, "human_sha256", cifar._content(sets))
+    from_npz = CIFAR10().human_labels(root)
+    assert from_npz.keys() == from_pt.keys()
+    assert all(torch.equal(from_npz[key], from_pt[key]) for key in from_pt)
+    arrays["worse_label"][0] += 1
+    np.savez(root / "CIFAR-10_human.npz", **arrays)
+    with pytest.raises(ValueError, match="does not hold"):
+        CIFAR10().human_labels(root)
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_the_digest_of_the_published_label_sets(name):
+    path = SHARED / "data" / "cifarn" / f"{name}n.npz"
+    if not path.is_file():
+        pytest.skip("no CIFAR-N labels in ../shared/data/cifarn")
+    with np.load(path) as content:
+        assert cifar._content(content) == registry.load_dataset(name).human_sha256
+        rates = {key: 100 * float((content[key] != content["clean_label"]).mean()) for key in content.files}
+    worst = rates["worse_label"] if name == "cifar10" else rates["noisy_label"]
+    assert worst == pytest.approx(40.2, abs=0.01)
 
 
 def test_human_noise_and_its_twin_are_built_and_checked_on_the_command_line(miniature):

@@ -129,9 +129,11 @@ def obstacles(a: Compared, b: Compared) -> list[str]:
     """
     one, other = a.settings, b.settings
     found = _differing("scenario", one.scenario, other.scenario)
-    if not found and a.result and b.result and a.result.digests != b.result.digests:
-        names = [name for name in a.result.digests if a.result.digests[name] != b.result.digests.get(name)]
-        found.append(f"the same scenario by name, but other {' and '.join(names)} (digests differ)")
+    if not found and a.result and b.result:
+        both = a.result.digests.keys() & b.result.digests.keys()  # public images are there for some methods only
+        names = sorted(name for name in both if a.result.digests[name] != b.result.digests[name])
+        if names:
+            found.append(f"the same scenario by name, but other {' and '.join(names)} (digests differ)")
     found += _differing("protocol", one.protocol, other.protocol)
     for name, text in (("track", "track"), ("evaluate_on", "evaluation set"), ("oracle", "oracle")):
         mine, theirs = getattr(one, name), getattr(other, name)

@@ -100,9 +100,10 @@ def _draws_that_differ(found: Iterable[tuple[Path, Entry]]) -> list[str]:
     problems = []
     for path, entry in sorted(found, key=lambda pair: pair[0]):
         scene = entry.settings.scenario
-        for name in DIGESTS:
+        for name in (*DIGESTS, *(["public"] if "public" in entry.digests else [])):
             # who holds what does not depend on the noise, but on clients, partition and draw, as all of the slug does
-            key = (name, scene.dataset) if name == "data" else (name, scene.dataset, scene.slug, str(scene.draw))
+            draw = () if name in ("data", "public") else (scene.slug, str(scene.draw))
+            key = (name, scene.dataset, *draw)
             digest, where = first.setdefault(key, (entry.digests[name], path))
             if digest != entry.digests[name]:
                 problems.append(

@@ -63,7 +63,9 @@ class Entry(Config):
     settings: Settings = Field(..., why="all that it takes to run it again")
     card: dict[str, Any] = Field(..., why="the method's title, paper and conditions")
     told: dict[str, float] = Field(..., why="the values that it was told about the noise")
-    digests: dict[str, str] = Field(..., why="SHA-256 of data, partition and given labels")
+    digests: dict[str, str] = Field(
+        ..., why="SHA-256 of data, partition, given labels; of public images where the method has them"
+    )
     last5: LastRounds = Field(..., why="means over the last five rounds")
     label_noise_before: float | None = Field(..., unit="%", why="of the given labels; null without truth")
     label_noise_after: float | None = Field(..., unit="%", why="of the labels at the end")
