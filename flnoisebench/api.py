@@ -85,12 +85,16 @@ class Config(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
-def Field(default: Any = ..., *, unit: str = "", why: str, **bounds: Any) -> Any:  # noqa: N802 (pydantic's name)
+def Field(  # noqa: N802 (pydantic's name)
+    default: Any = ..., *, unit: str = "", why: str, later: bool = False, **bounds: Any
+) -> Any:
     """One setting: its default, its unit, and why it has that default (a source or a reason).
 
+    later: it was added when there were results already, and at its default the method does what it did before.  Left
+    at that it is no part of what a run is named after, so that earlier runs and rows stay what they are.
     ``bounds`` are pydantic's: ge, gt, le, lt, min_length, ...
     """
-    return pydantic.Field(default, description=why, json_schema_extra={"unit": unit}, **bounds)
+    return pydantic.Field(default, description=why, json_schema_extra={"unit": unit, "later": later}, **bounds)
 
 
 class Rounds:

@@ -146,6 +146,16 @@ def _validated(kind: type[Config], values: Mapping[str, Any], what: str) -> Any:
         raise explain(error, kind, what) from None
 
 
+def stated(config: Config) -> dict[str, Any]:
+    """All settings of a method, but for those that came later and are at their default (``api.Field``)."""
+    left_out = set()
+    for name, field in type(config).model_fields.items():
+        extra = field.json_schema_extra
+        if isinstance(extra, dict) and extra.get("later") and getattr(config, name) == field.get_default():
+            left_out.add(name)
+    return config.model_dump(mode="json", exclude=left_out)
+
+
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """``changes`` laid over ``base``, tables (the optimiser) entry by entry; "a.b" names an entry of table a."""
     result = dict(base)
@@ -234,7 +244,7 @@ def resolve(
             "method": method,
             "preset": preset,
             "track": track,
-            "method_settings": config.model_dump(mode="json"),
+            "method_settings": stated(config),
             "changed": of_method,
             "protocol": budget,
             "protocol_overrides": overrides,

@@ -32,7 +32,7 @@ from torch.utils import _pytree as pytree
 from flnoisebench import registry, runtime, scenario
 from flnoisebench.api import Arrays, Batch, Dataset, Loss, Method, Optimiser, Protocol
 from flnoisebench.engine import Engine, Lane, Look, training
-from flnoisebench.settings import Settings, explain
+from flnoisebench.settings import Settings, explain, stated
 
 __all__ = [
     "Recorded", "Tiny", "capture_safe", "tiny_arrays", "tiny_engine", "tiny_protocol", "tiny_run", "watch_losses",
@@ -168,7 +168,7 @@ def tiny_run(
         method=name,
         preset="default",
         track="common",
-        method_settings=config.model_dump(mode="json"),
+        method_settings=stated(config),
         changed=dict(settings or {}),
         protocol=tiny_protocol(**protocol),
         protocol_overrides={},

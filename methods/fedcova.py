@@ -122,9 +122,13 @@ class Settings(Config):
     k1: int | None = Field(10, ge=0, unit="clients", why="the paper's: this many of the noisiest; None: all")
     k2: int | None = Field(5, ge=0, unit="clients", why="the paper's: these of them by Sigma_{j\\m}; None: all")
     gate: float = Field(0.0, ge=0, le=1, why="the least r_m that lets a client be corrected; the paper has none")
-    gap: bool = Field(False, why="True: only clients above the widest gap in r_m, wherever it lies; the gate holds too")
+    gap: bool = Field(
+        False, later=True, why="True: only clients above the widest gap in r_m, wherever it lies; the gate holds too"
+    )
     score_against: Literal["current", "given"] = Field(
-        "current", why="labels that r_m compares; given: as they came, so that a corrected client is corrected again"
+        "current",
+        later=True,
+        why="labels that r_m compares; given: as they came, so that a corrected client is corrected again",
     )
     eta: float = Field(0.5, ge=0, le=1, why="the paper's least confidence of a new label; 0: the nearest class, always")
     confidence: Literal["softmax", "softmax-half", "inverse"] = Field(

@@ -47,7 +47,7 @@ def test_a_result_says_where_it_comes_from(ended):
     assert result.card["told"] == ["noise_rate", "noisy_clients"]
     assert set(result.environment["packages"]) >= {"torch", "numpy", "flnoisebench"}
     assert result.environment["method_sha256"] == run._source
-    assert set(result.digests) == {"data", "partition", "labels"}
+    assert set(result.digests) == {"data", "partition", "labels", "public"}
     assert len(result.federation["clients"]) == 3
     assert result.label_noise_before == pytest.approx(100 * 21 / 72, abs=1e-3)  # round(.3 * 24) = 7 of each 24
 

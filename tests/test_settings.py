@@ -270,6 +270,15 @@ def test_the_key_is_a_hash_of_method_budget_and_measurement_and_of_nothing_else(
     assert found.key == hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
 
 
+def test_a_setting_that_came_later_names_no_run_while_it_is_at_its_default():
+    plain, explicit = resolve(method="fedcova"), resolve(method="fedcova", changes=["gap=false"])
+    assert "gap" not in plain.method_settings
+    assert plain.key == explicit.key
+    changed = resolve(method="fedcova", changes=["gap=true"])
+    assert changed.method_settings["gap"] is True
+    assert changed.key != plain.key
+
+
 @pytest.mark.parametrize("what", [*OTHER_RESULTS, *OTHER_SCENARIO])
 def test_runs_with_other_results_never_share_a_folder(what):
     changes = OTHER_RESULTS.get(what) or OTHER_SCENARIO[what]
