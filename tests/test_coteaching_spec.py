@@ -19,7 +19,7 @@ from flnoisebench.api import Batch, Card, Method, Protocol, Reply, Rounds, avera
 from flnoisebench.checkpoint import Checkpoint
 from flnoisebench.engine import Lane, Look
 from flnoisebench.executors import ClientError, Job, perform
-from flnoisebench.settings import _merged
+from flnoisebench.settings import merged
 from flnoisebench.testing import capture_safe, tiny_arrays, tiny_engine, tiny_run, watch_losses
 
 METHODS = Path(__file__).parents[1] / "methods"
@@ -600,7 +600,7 @@ def test_unknown_noise_without_a_set_rate_fails_with_advice_and_runs_with_one():
 def test_presets_are_valid_on_every_data_set(name, dataset):
     settings, protocol = CoTeaching.presets[name].on(dataset)
     config = Settings(**settings)
-    budget = Protocol(**_merged(Protocol().model_dump(), dict(protocol)))
+    budget = Protocol(**merged(Protocol().model_dump(), dict(protocol)))
     assert (budget.rounds, budget.local_epochs) == (500, 1)  # as many images as in the track common
     assert config.averaged == ("twice" if name == "code-literal" else "once")
     if dataset == "clothing1m":  # nobody can tell its noise

@@ -21,7 +21,7 @@ from flnoisebench.api import Batch, Protocol, Rounds, Upload
 from flnoisebench.checkpoint import Checkpoint
 from flnoisebench.engine import Lane
 from flnoisebench.executors import ClientError, Job, perform
-from flnoisebench.settings import _merged
+from flnoisebench.settings import merged
 from flnoisebench.testing import capture_safe, tiny_arrays, tiny_engine, tiny_run, watch_losses
 
 METHODS = Path(__file__).parents[1] / "methods"
@@ -792,7 +792,7 @@ def test_a_network_that_became_nan_stops_the_run_and_names_the_client():
 def test_presets_are_valid_on_every_data_set(name, dataset):
     settings, protocol = DivideMix.presets[name].on(dataset)
     config = Settings(**settings)
-    budget = Protocol(**_merged(Protocol().model_dump(), dict(protocol)))
+    budget = Protocol(**merged(Protocol().model_dump(), dict(protocol)))
     assert (budget.rounds, budget.local_epochs) == (500, 1)  # as many images as in the track common
     assert budget.optimiser.lr == (0.002 if dataset == "clothing1m" else 0.02)
     assert budget.optimiser.momentum == 0.9

@@ -741,7 +741,8 @@ def test_guarantee_7_a_runs_folder_holds_what_it_says_and_nothing_else(finish):
     assert {path.name for path in run.folder.iterdir()} == {
         "settings.json", "records.jsonl", "result.json", "checkpoint", "lock",
     }  # fmt: skip
-    assert {path.name for path in (run.folder / "checkpoint").iterdir()} == {"head.json", "objects", "method.sha256"}
+    found = {path.name for path in (run.folder / "checkpoint").iterdir()}
+    assert found == {"head.json", "objects", "method.sha256", "data.json"}
     head = json.loads((run.folder / "checkpoint" / "head.json").read_text())
     named = {name for name, _ in [head["server"], *head["clients"].values(), *head["claims"].values()]}
     assert {path.name for path in (run.folder / "checkpoint" / "objects").iterdir()} == named
