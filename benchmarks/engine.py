@@ -59,9 +59,10 @@ def device_of(arguments: argparse.Namespace) -> torch.device:
     return runtime.pick_devices(arguments.device)[0]
 
 
-def bare_step(arguments: argparse.Namespace, batch: int, lanes: int, steps: int, *, compiled: bool = False) -> float:
+def bare_step(arguments: argparse.Namespace, batch: int, lanes: int, *, compiled: bool = False) -> float:
     """Images a second of the bare step on ``lanes`` streams at once; compiled: its passes fused by torch.compile."""
     device = device_of(arguments)
+    steps = max(20, 20000 // batch // lanes)
     work: list[Any] = []
     kept = []  # a recording does not keep alive what it reads
     for _ in range(lanes):
@@ -144,7 +145,7 @@ def step(arguments: argparse.Namespace) -> None:
     print("batch lanes   bare img/s   local training img/s   share   full round s")
     for batch in arguments.batch:
         for lanes in arguments.lanes:
-            bare = bare_step(arguments, batch, lanes, max(20, 20000 // batch // lanes))
+            bare = bare_step(arguments, batch, lanes)
             records = measured_run(
                 arguments, arrays, arguments.rounds, method="fedavg", lanes=lanes, changes=[f"protocol.batch={batch}"]
             )
@@ -161,10 +162,9 @@ def compiled(arguments: argparse.Namespace) -> None:
     print("batch lanes   bare img/s   compiled img/s   times   seconds to compile and measure")
     for batch in arguments.batch:
         for lanes in arguments.lanes:
-            steps = max(20, 20000 // batch // lanes)
-            bare = bare_step(arguments, batch, lanes, steps)
+            bare = bare_step(arguments, batch, lanes)
             start = time.perf_counter()
-            fused = bare_step(arguments, batch, lanes, steps, compiled=True)
+            fused = bare_step(arguments, batch, lanes, compiled=True)
             seconds = time.perf_counter() - start
             print(f"{batch:5} {lanes:5} {bare:12,.0f} {fused:16,.0f} {fused / bare:7.2f} {seconds:9.1f}", flush=True)
 
@@ -219,7 +219,7 @@ def methods(arguments: argparse.Namespace) -> None:
     bare rates (a method with stages spends its first rounds otherwise than its last)."""
     arrays = images(arguments)
     batch, lanes = arguments.batch[0], max(arguments.lanes)
-    training = bare_step(arguments, batch, lanes, max(20, 20000 // batch // lanes))
+    training = bare_step(arguments, batch, lanes)
     inference = inference_rate(arguments)
     print(f"batch {batch}, {lanes} lanes: {training:,.0f} img/s in training, {inference:,.0f} without gradient")
     heads = ("s/round", "trained", "passed", "by counts", "/ 1.15 x", "/ first", "clients", "fit", "apply", "other")

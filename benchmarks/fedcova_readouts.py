@@ -180,11 +180,11 @@ def corrections(features: Features, statistics: Any, true: torch.Tensor) -> dict
         for eta in (0.0, 0.3, 0.5, 0.9):
             take = inside & (certainty >= eta)
             found[f"{name}, eta {eta}"] = torch.where(take, best, features.given) != true
-    result = {name: 100 * value.double().mean().item() for name, value in found.items()}
+    result = {name: round(100 * value.double().mean().item(), 3) for name, value in found.items()}
     order = disagreement.argsort(descending=True, stable=True)
     return {
         **result,
-        "correlation of r_m with the noise": correlation,
+        "correlation of r_m with the noise": round(correlation, 3),
         "r_m, falling": [round(r, 3) for r in disagreement[order].tolist()],
         "noise of those clients": [round(r, 3) for r in noise[order].tolist()],
     }
@@ -240,10 +240,7 @@ def analyse(run: runtime.Run, truth: Any, path: Path, earlier: list[Path], full:
     return {
         "accuracy": {name: [round(value, 2) for value in pair] for name, pair in table.items()},
         "correction": {
-            name: {
-                key: round(value, 3) if isinstance(value, float) else value
-                for key, value in corrections(features, statistics, true).items()
-            }
+            name: corrections(features, statistics, true)
             for name, statistics in (("local_after", state["classifier"]), ("global_current", current))
         },
     }

@@ -17,6 +17,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from flnoisebench import runs, runtime, sweep
 from flnoisebench.settings import Settings, from_options
@@ -24,6 +25,22 @@ from flnoisebench.settings import Settings, from_options
 
 def say(**facts: object) -> None:
     print(json.dumps(facts), flush=True)
+
+
+def timed(wanted: list[Settings], place: sweep.Place, **options: Any) -> tuple[list[sweep.Outcome], float, float]:
+    """(outcomes, seconds, those of them from the first run's beginning on) of a sweep in which every run completes."""
+    began: list[float] = []
+
+    def watch(standing: sweep.Standing) -> None:
+        if standing.status == "running" and not began:
+            began.append(time.perf_counter())
+
+    started = time.perf_counter()
+    outcomes = sweep.carry_out(wanted, place=place, on_change=watch, **options)
+    ended = time.perf_counter()
+    failed = [outcome.failure for outcome in outcomes if outcome.status != "complete"]
+    assert not failed, failed
+    return outcomes, ended - started, ended - began[0]
 
 
 def overhead(folder: Path, count: int, rounds: int) -> None:
@@ -37,26 +54,16 @@ def overhead(folder: Path, count: int, rounds: int) -> None:
         started = time.perf_counter()
         runtime.prepare(run, data_root=folder, out=folder / "serial", device="cpu").execute()
         alone.append(time.perf_counter() - started)
-    began: list[float] = []
-
-    def watch(standing: sweep.Standing) -> None:
-        if standing.status == "running" and not began:
-            began.append(time.perf_counter())
-
-    started = time.perf_counter()
-    place = sweep.Local(workers=1)
-    outcomes = sweep.carry_out(wanted, out=folder / "sweep", data_root=folder, place=place, on_change=watch)
-    ended = time.perf_counter()
-    assert all(outcome.status == "complete" for outcome in outcomes)
+    _, seconds, without_start = timed(wanted, sweep.Local(workers=1), out=folder / "sweep", data_root=folder)
     say(
         what="overhead",
         runs=count,
         rounds=rounds,
         seconds_a_run_alone=statistics.fmean(alone),
-        seconds_a_run_in_the_sweep=(ended - began[0]) / count,
-        overhead_a_run=(ended - began[0] - sum(alone)) / count,
-        overhead_a_run_with_the_start=(ended - started - sum(alone)) / count,
-        start=began[0] - started,
+        seconds_a_run_in_the_sweep=without_start / count,
+        overhead_a_run=(without_start - sum(alone)) / count,
+        overhead_a_run_with_the_start=(seconds - sum(alone)) / count,
+        start=seconds - without_start,
     )
 
 
@@ -100,21 +107,8 @@ def gpus(folder: Path, cards: list[int], count: int, rounds: int, images: int, r
             raise SystemExit(f"{number} GPUs are wanted, and {len(visible)} are here")
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible[:number])
         out = folder / f"on{number}"
-        began: list[float] = []
-
-        def watch(standing: sweep.Standing, began: list[float] = began) -> None:
-            if standing.status == "running" and not began:
-                began.append(time.perf_counter())
-
-        started = time.perf_counter()
         place = sweep.Local(device="cuda", runs_per_gpu=runs_per_gpu)
-        outcomes = sweep.carry_out(
-            wanted, out=out, data_root=folder / "data", place=place, device="cuda", on_change=watch
-        )
-        ended = time.perf_counter()
-        seconds, without_start = ended - started, ended - began[0]
-        failed = [outcome.failure for outcome in outcomes if outcome.status != "complete"]
-        assert not failed, failed
+        outcomes, seconds, without_start = timed(wanted, place, out=out, data_root=folder / "data", device="cuda")
         digests.append([digest_of(run, out) for run in wanted])
         first = first or (seconds, without_start)
         say(
@@ -143,9 +137,8 @@ def random_images(root: Path, count: int) -> None:
 
     draw = np.random.default_rng(0)
     root.mkdir(parents=True, exist_ok=True)
-    (root / "flnoisebench.json").write_text(
-        json.dumps({"size": 32})
-    )  # not the data set's usual 64: four times the work
+    # not the data set's usual 64 pixels, which are four times the work
+    (root / "flnoisebench.json").write_text(json.dumps({"size": 32}))
     for part, many in (("train", count), ("test", count // 10)):
         for number in range(many):
             place = root / part / f"class{number % 10}"

@@ -21,7 +21,7 @@ import torch
 from torchvision import datasets as official
 from torchvision.datasets.utils import download_url
 
-from flnoisebench.api import Arrays, Dataset, MissingData, decode_images
+from flnoisebench.api import Arrays, Dataset, MissingData, decode_images, image_files
 
 _HUMAN = "https://github.com/UCSC-REAL/cifar-10-100n"
 _TERMS = (
@@ -80,10 +80,7 @@ class CIFAR10(Dataset):
     def _public(self, root: Path, own: Path) -> torch.Tensor:
         if not own.is_dir():
             return _read(root, self.public_files, self.public_files.train_list)[0]
-        images = sorted(path for path in own.iterdir() if path.suffix.lower() in (".png", ".webp", ".jpg", ".jpeg"))
-        if not images:
-            raise ValueError(f"{own} has no image (.png, .webp, .jpg, .jpeg); fill it, or remove it for the usual set")
-        return decode_images(images, 32)
+        return decode_images(image_files(own), 32)
 
     def human_labels(self, root: Path) -> dict[str, torch.Tensor]:
         """CIFAR-10N's label sets (Wei et al., ICLR 2022): aggre_label, random_label1, random_label2, random_label3 and

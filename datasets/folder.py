@@ -7,10 +7,18 @@ from pathlib import Path
 
 import torch
 
-from flnoisebench.api import Arrays, Config, Dataset, Field, MissingData, decode_images, read_settings, shared_images
-
-_READ = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
-_OTHER = {".avif", ".gif", ".heic", ".jfif", ".jp2", ".tif", ".tiff"}  # refused, not passed over: no silent loss
+from flnoisebench.api import (
+    IMAGE_SUFFIXES,
+    Arrays,
+    Config,
+    Dataset,
+    Field,
+    MissingData,
+    decode_images,
+    image_files,
+    read_settings,
+    shared_images,
+)
 
 
 class FolderSettings(Config):
@@ -74,7 +82,7 @@ class Folder(Dataset):
             train_labels=_labels(train),
             test_images=test_images,
             test_labels=_labels(test),
-            public=decode_images(_images(root / "public"), size) if public else None,
+            public=decode_images(image_files(root / "public"), size) if public else None,
             classes=tuple(train),
         )
 
@@ -82,24 +90,10 @@ class Folder(Dataset):
 def _classes(part: Path) -> dict[str, list[Path]]:
     """{class: its image files}, both sorted by name: the order of a directory is up to the file system."""
     entries = sorted(entry for entry in part.iterdir() if not entry.name.startswith("."))
-    stray = [str(entry) for entry in entries if entry.is_file() and entry.suffix.lower() in _READ | _OTHER]
+    stray = [str(entry) for entry in entries if entry.is_file() and entry.suffix.lower() in IMAGE_SUFFIXES]
     if stray:
         raise ValueError(f"{_some(stray)} outside of a class folder: images belong into {part}/<class>/")
-    return {entry.name: _images(entry) for entry in entries if entry.is_dir()}
-
-
-def _images(folder: Path) -> list[Path]:
-    """The image files of a folder, sorted by name.  ValueError where it has none or something would be left out."""
-    entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
-    for entry in entries:
-        if entry.is_dir():
-            raise ValueError(f"{entry} is a folder within a folder of images, whose images would be left out")
-        if entry.suffix.lower() in _OTHER:
-            raise ValueError(f"{entry}: {entry.suffix} is not read; convert it to one of {', '.join(sorted(_READ))}")
-    images = [entry for entry in entries if entry.suffix.lower() in _READ]
-    if not images:
-        raise ValueError(f"{folder} has no image; remove it or fill it ({', '.join(sorted(_READ))})")
-    return images
+    return {entry.name: image_files(entry) for entry in entries if entry.is_dir()}
 
 
 def _labels(classes: dict[str, list[Path]]) -> torch.Tensor:

@@ -56,9 +56,11 @@ import torch.nn.functional as F  # noqa: N812 (torch's own abbreviation)
 from pydantic_core import core_schema
 
 from flnoisebench.imagefiles import (
+    IMAGE_SUFFIXES,
     Progress,
     decode_images,
     digest_images,
+    image_files,
     map_bytes,
     map_images,
     open_map,
@@ -68,11 +70,11 @@ from flnoisebench.imagefiles import (
 from flnoisebench.trees import Tree, map_tensors, to, vectors
 
 __all__ = [
-    "KEEP", "Arrays", "Batch", "Card", "Claims", "Client", "Config", "Dataset", "Field", "Finding", "Fit", "Images",
-    "Method", "MissingData", "OnceABatch", "Optimiser", "Plan", "Preparation", "Preset", "Progress", "Protocol",
-    "Reply", "Rounds", "Server", "Tree", "Upload", "average", "cross_entropy", "decode_images", "digest_images",
-    "map_bytes", "map_images", "map_tensors", "moments", "open_map", "pixels_of", "read_settings", "shared_images",
-    "to", "weights",
+    "IMAGE_SUFFIXES", "KEEP", "Arrays", "Batch", "Card", "Claims", "Client", "Config", "Dataset", "Field",
+    "Finding", "Fit", "Images", "Method", "MissingData", "OnceABatch", "Optimiser", "Plan", "Preparation", "Preset",
+    "Progress", "Protocol", "Reply", "Rounds", "Server", "Tree", "Upload", "average", "cross_entropy",
+    "decode_images", "digest_images", "image_files", "map_bytes", "map_images", "map_tensors", "moments",
+    "open_map", "pixels_of", "read_settings", "shared_images", "to", "weights",
 ]  # fmt: skip
 
 

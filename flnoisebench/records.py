@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -111,6 +111,11 @@ class LastRounds(Config):
             judged=means([record.judged for record in last]),
             diagnostics=means([record.diagnostics for record in last]),
         )
+
+
+def other_digests(one: Mapping[str, str], another: Mapping[str, str]) -> list[str]:
+    """Names, sorted, of what both have a digest of and that differs.  Public images are there for some methods only."""
+    return sorted(name for name in one.keys() & another.keys() if one[name] != another[name])
 
 
 class RunResult(Config):

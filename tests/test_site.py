@@ -1,6 +1,7 @@
 """The page: it follows from a leaderboard, is the same bytes again, and works in a real browser without a network."""
 
 import hashlib
+import html
 import http.server
 import json
 import re
@@ -144,6 +145,13 @@ def test_marks_stand_at_the_rows_that_they_belong_to(built):
         assert ('class="badge oracle"' in tr) == bool(row.oracle)
         assert (">n = 1<" in tr) == (row.n == 1)
         assert [flag for flag in FLAGS if f">{flag}</span>" in tr] == list(row.doubts)
+
+
+def test_every_flag_is_explained(built):
+    text = html.unescape(page(built))
+    used = {flag for row in rows_of(entries()) for flag in row.doubts}
+    assert used
+    assert all(FLAGS[flag] in text for flag in used)
 
 
 def test_a_card_says_the_conditions_and_what_the_method_is_told(built):

@@ -130,8 +130,7 @@ def obstacles(a: Compared, b: Compared) -> list[str]:
     one, other = a.settings, b.settings
     found = _differing("scenario", one.scenario, other.scenario)
     if not found and a.result and b.result:
-        both = a.result.digests.keys() & b.result.digests.keys()  # public images are there for some methods only
-        names = sorted(name for name in both if a.result.digests[name] != b.result.digests[name])
+        names = records.other_digests(a.result.digests, b.result.digests)
         if names:
             found.append(f"the same scenario by name, but other {' and '.join(names)} (digests differ)")
     found += _differing("protocol", one.protocol, other.protocol)

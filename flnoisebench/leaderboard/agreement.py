@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from flnoisebench import records
 from flnoisebench.leaderboard.entries import Entry
 from flnoisebench.leaderboard.rows import Row
 
@@ -76,7 +77,7 @@ def _repeat(stated: Entry, again: Entry) -> Repeat:
     if stated.settings.model_dump(exclude={"choices"}) != again.settings.model_dump(exclude={"choices"}):
         raise ValueError("the settings of the two runs differ, so that nothing was repeated")
     reasons = []
-    if any(again.digests.get(name, digest) != digest for name, digest in stated.digests.items()):
+    if records.other_digests(stated.digests, again.digests):
         reasons.append("data, partition or labels differ")
     if stated.arithmetic != again.arithmetic:
         reasons.append(f"other hardware or libraries ({_said(stated)}; here {_said(again)})")

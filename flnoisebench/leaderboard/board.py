@@ -18,7 +18,7 @@ import pydantic
 
 from flnoisebench import records, registry
 from flnoisebench.leaderboard import entries as entries_
-from flnoisebench.leaderboard.entries import DIGESTS, RESULTS, Entry
+from flnoisebench.leaderboard.entries import RESULTS, Entry
 from flnoisebench.leaderboard.rows import COLUMNS, Row, cell_of, cells, csv_text, row_from, rows_of
 
 # ---------------------------------------------------------------------------------------------------- build
@@ -100,14 +100,14 @@ def _draws_that_differ(found: Iterable[tuple[Path, Entry]]) -> list[str]:
     problems = []
     for path, entry in sorted(found, key=lambda pair: pair[0]):
         scene = entry.settings.scenario
-        for name in (*DIGESTS, *(["public"] if "public" in entry.digests else [])):
+        for name, found_here in entry.digests.items():
             # who holds what does not depend on the noise, but on clients, partition and draw, as all of the slug does
             draw = () if name in ("data", "public") else (scene.slug, str(scene.draw))
             key = (name, scene.dataset, *draw)
-            digest, where = first.setdefault(key, (entry.digests[name], path))
-            if digest != entry.digests[name]:
+            digest, where = first.setdefault(key, (found_here, path))
+            if digest != found_here:
                 problems.append(
-                    f"{path}: its {name} digest is {entry.digests[name][:16]}, and that of the same draw in {where} is "
+                    f"{path}: its {name} digest is {found_here[:16]}, and that of the same draw in {where} is "
                     f"{digest[:16]}: they did not train on the same {name}"
                 )
     return problems
