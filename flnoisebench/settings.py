@@ -91,7 +91,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     name, value = name.strip(), value.strip()
     if not equals or not name:
         raise ValueError(f"{text!r} sets nothing: write name=value, such as alpha=2")
-    if value.lower() == "none":
+    if value.lower() in ("none", "null"):  # null is how JSON, and so `assignments`, writes it
         return name, None
     try:
         return name, tomllib.loads(f"value = {value}")["value"]

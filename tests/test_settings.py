@@ -44,6 +44,7 @@ def settings(**changes) -> Settings:
         ("a=True", "a", "True"),
         ("a=none", "a", None),
         ("a=None", "a", None),
+        ("a=null", "a", None),
         ("a=[1, 2]", "a", [1, 2]),
         ('a=["x", "y"]', "a", ["x", "y"]),
         ("a={ b = 1 }", "a", {"b": 1}),
