@@ -12,11 +12,14 @@ import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from flnoisebench.api import KEEP, Batch, Client, Fit, Protocol, Reply, Rounds, Server, Upload, map_tensors
@@ -664,6 +667,40 @@ def test_the_widest_gap_in_the_disagreements_parts_noisy_clients_from_clean_ones
     assert fc.noisiest({0: 0.75, 1: 0.5, 2: 0.25}, 0.0, None, None, gap=True)[0] == [0]  # of equal gaps the highest
     assert fc.noisiest({0: 0.4, 1: 0.4}, 0.0, None, None, gap=True) == ([], [])
     assert fc.noisiest({0: 0.4}, 0.0, None, None, gap=True) == ([], [])
+
+
+DRAW_14 = (  # CIFAR-10 at round 200, see docs/fedcova.md: the twelve noisy clients, the eight clean ones
+    [0.866, 0.736, 0.721, 0.718, 0.715, 0.711, 0.701, 0.683, 0.672, 0.604, 0.599, 0.597],
+    [0.497, 0.44, 0.436, 0.281, 0.26, 0.255, 0.25, 0.232],
+)
+
+
+def test_two_means_part_noisy_clients_from_clean_ones_where_the_widest_gap_does_not():
+    noisy, clean = DRAW_14
+    r = dict(enumerate(clean + noisy))
+    assert set(fc.noisiest(r, 0.0, None, None, two_means=True)[0]) == set(range(8, 20))
+    assert set(fc.noisiest(r, 0.0, None, None, gap=True)[0]) > set(range(8, 20))
+    assert fc.noisiest(r, 0.0, 3, 1, two_means=True) == fc.noisiest(r, 0.0, 3, 1)
+    assert fc.noisiest(r, 0.73, None, None, two_means=True) == fc.noisiest(r, 0.73, None, None)  # the gate holds too
+    assert fc.noisiest({0: 0.75, 1: 0.5, 2: 0.25}, 0.0, None, None, two_means=True)[0] == [0]  # of equals the smaller
+    assert fc.noisiest({0: 0.4, 1: 0.4}, 0.0, None, None, two_means=True) == ([], [])
+    assert fc.noisiest({0: 0.4}, 0.0, None, None, two_means=True) == ([], [])
+    with pytest.raises(ValueError, match="take one"):
+        fc.Settings(gap=True, two_means=True)
+    assert fc.Settings(**FedCova.presets["best-found"].on("cifar10")[0]).two_means
+
+
+@given(st.lists(st.integers(0, 1000), min_size=2, max_size=12, unique=True))
+def test_two_means_are_the_division_with_the_least_squares(thousandths):
+    r = {m: value / 1000 for m, value in enumerate(thousandths)}
+    upper, _ = fc.noisiest(r, 0.0, None, None, two_means=True)
+
+    def squares(chosen):
+        groups = [r[m] for m in chosen], [r[m] for m in r if m not in chosen]
+        return sum(sum((value - fmean(group)) ** 2 for value in group) for group in groups)
+
+    ranking = sorted(r, key=lambda m: -r[m])
+    assert squares(upper) == pytest.approx(min(squares(ranking[:k]) for k in range(1, len(r))), abs=1e-12)
 
 
 def test_spec_F7_phi_by_hand_and_at_random():
