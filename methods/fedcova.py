@@ -166,7 +166,7 @@ BEST = Preset(
     protocol={"batch": 512},
     datasets={
         "cifar10": Preset(
-            about="tuned on draws 14 and 16 (docs/fedcova.md): at round 200 clean clients disagree <= .50, noisy >= .51",
+            about="tuned on draws 14 and 16 (docs/fedcova.md); at round 200 clean clients disagree < .5, noisy > .5",
             settings={
                 "cov_features": "global_current", "classifier_eps2": 0.5,
                 "k1": None, "two_means": True, "gate": 0.4, "score_against": "given",

@@ -217,6 +217,20 @@ def test_published_numbers_stand_beside_ours_where_the_scenario_is_the_papers():
     assert not any(table.with_published for table in tables.tables(rows_of(elsewhere), with_published=True))
 
 
+def test_in_the_track_own_recipes_share_a_table_and_are_told_apart_by_what_differs():
+    def run(*changes, draw=0, **options):
+        return entry((60.0,), draw=draw, dataset="cifar10", track="own", changes=changes, **options)
+
+    runs = [run("protocol.batch=64"), run("protocol.batch=32"), run("protocol.batch=32", draw=1)]
+    runs += [run("alpha=7", method="fedcova"), run("k1=none", method="fedcova")]
+    (table,) = tables.tables(rows_of(runs))
+    names = [name for name, _ in table.lines]
+    assert names == ["Fedavg, batch=32", "Fedavg, batch=64", "Fedcova, alpha=7", "Fedcova, k1=none"]
+    # one budget for all: other batches are another table
+    common = [entry((60.0,), changes=[f"protocol.batch={batch}"]) for batch in (32, 64)]
+    assert [[name for name, _ in one.lines] for one in tables.tables(rows_of(common))] == [["Fedavg"], ["Fedavg"]]
+
+
 def test_the_published_files_are_whole():
     assert published.names() == ["fedcova_runtime", "fedcova_statements", "fedcova_tables", "scenarios"]
     assert len(published.read("fedcova_tables")) == 150

@@ -142,9 +142,8 @@ class Row(Config):
         parts = [self.title]
         if self.preset != default_preset(self.method):
             parts.append(f"preset {self.preset}")
-        parts += [
-            f"{name}={_text(value)}" for name, value in (json.loads(self.changed) if self.changed else {}).items()
-        ]
+        for name, value in (json.loads(self.changed) if self.changed else {}).items():
+            parts.append(f"{name}={'none' if value is None else _text(value)}")
         if self.oracle:
             parts.append(f"oracle {self.oracle}")
         return ", ".join(parts)
@@ -156,15 +155,17 @@ class Row(Config):
 
     @property
     def arena(self) -> tuple[Any, ...]:
-        """What two rows must share to be compared: data set, scenario, budget and model, track, evaluation images."""
+        """What two rows must share to be compared: data set, scenario, rounds and model, track, evaluation images; in
+        the track common also how a client trains, which elsewhere is the method's own."""
+        training = (getattr(self, name) for name in TRAINING)
         return (
-            self.dataset, self.scenario, self.track, self.evaluate_on, self.protocol, self.rounds, self.local_epochs,
-            self.batch, self.model, self.participation, self.precision,
-            *((self.optimiser, self.lr, self.lr_schedule) if self.track == "common" else ()),
+            self.dataset, self.scenario, self.track, self.evaluate_on, self.protocol, self.rounds, self.model,
+            self.participation, self.precision, *(training if self.track == "common" else ()),
         )  # fmt: skip
 
 
 COLUMNS = tuple(Row.model_fields)
+TRAINING = ("local_epochs", "batch", "optimiser", "lr", "lr_schedule")  # the columns of how a client trains
 
 
 def default_preset(method: str) -> str | None:

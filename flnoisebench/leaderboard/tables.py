@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import io
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from flnoisebench import published
-from flnoisebench.leaderboard.rows import REFERENCE, Row
+from flnoisebench.leaderboard.rows import REFERENCE, TRAINING, Row
 from flnoisebench.published import Published
 
 FORMATS = ("markdown", "latex", "csv")
@@ -112,13 +112,23 @@ def _rounded(row: Row) -> float:
 
 
 def _names(rows: Sequence[Row]) -> dict[Row, str]:
-    """The rows' names; with the settings' digits where two rows of a level would have one name."""
-    plain = {row: row.name for row in rows}
-    taken: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
-    for row in rows:
-        taken[(plain[row], _level(row))].append(row)
-    double = {name for (name, _), same in taken.items() if len(same) > 1}
-    return {row: f"{name} [{row.settings}]" if name in double else name for row, name in plain.items()}
+    """The rows' names.  Where two rows of a level would have one, with what differs in how their clients train, and
+    where nothing does, with the settings' digits."""
+    names = {row: row.name for row in rows}
+    for name, same in _doubles(names).items():
+        told = [part for part in TRAINING if len({getattr(row, part) for row in same}) > 1]
+        names |= {row: ", ".join([name, *(f"{part}={getattr(row, part)}" for part in told)]) for row in same}
+    for name, same in _doubles(names).items():
+        names |= {row: f"{name} [{row.settings}]" for row in same}
+    return names
+
+
+def _doubles(names: Mapping[Row, str]) -> dict[str, list[Row]]:
+    """The rows of each name that two rows of one level have."""
+    named: dict[str, list[Row]] = defaultdict(list)
+    for row, name in names.items():
+        named[name].append(row)
+    return {name: same for name, same in named.items() if len({_level(row) for row in same}) < len(same)}
 
 
 def _notes(rows: Sequence[Row], names: dict[Row, str], lines: Sequence[tuple[str, tuple[Cell, ...]]]) -> list[str]:
