@@ -69,7 +69,7 @@ def bare_step(arguments: argparse.Namespace, batch: int, lanes: int, *, compiled
         encoder = build_encoder(arguments.model, (3, 32, 32), 10)
         network = torch.nn.Sequential(encoder, torch.nn.Linear(encoder.width, 10)).to(device)
         network = network.to(memory_format=torch.channels_last)
-        passes = torch.compile(network) if compiled else network
+        passes = torch.compile(network, dynamic=False) if compiled else network
         x = torch.randn(batch, 3, 32, 32, device=device).contiguous(memory_format=torch.channels_last)
         y = torch.arange(batch, device=device) % 10
         optimiser = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4, fused=True)
