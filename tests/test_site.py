@@ -129,8 +129,21 @@ def test_rows_that_differ_in_level_and_method_alone_are_one_group_and_no_oracle_
     ]  # fmt: skip
 
 
+def test_the_page_shows_the_best_of_a_scenario_first_and_bounds_and_other_images_behind():
+    runs = [
+        entry((60.0,), method="fedavg"),
+        entry((70.0,), method="fedcova"),
+        entry((65.0,), method="fednoro"),
+        entry((99.0,), oracle="clean-samples"),
+        entry((95.0,), method="fedcova", evaluate_on="test-a"),
+        entry((50.0,), method="fedavg", dataset="cifar10"),
+    ]
+    shown = [(row.dataset, row.accuracy_mean) for row in site.as_shown(rows_of(runs))]
+    assert shown == [("cifar10", 50), ("digits", 70), ("digits", 65), ("digits", 60), ("digits", 99), ("digits", 95)]
+
+
 def test_every_row_is_in_the_page_and_with_all_its_columns_in_its_data_set_s_file(built, leaderboards):
-    wanted = rows_of(entries())
+    wanted = site.as_shown(rows_of(entries()))
     assert re.findall(r'<tr id="(r\d+)"', page(built)) == [f"r{i}" for i in range(len(wanted))]
     for dataset in ("digits", "cifar10"):
         said = data(built, dataset)
@@ -140,7 +153,7 @@ def test_every_row_is_in_the_page_and_with_all_its_columns_in_its_data_set_s_fil
 
 def test_marks_stand_at_the_rows_that_they_belong_to(built):
     text = page(built)
-    for i, row in enumerate(rows_of(entries())):
+    for i, row in enumerate(site.as_shown(rows_of(entries()))):
         tr = text[text.index(f'<tr id="r{i}"') :].split("</tr>")[0]
         assert ('class="badge oracle"' in tr) == bool(row.oracle)
         assert (">n = 1<" in tr) == (row.n == 1)
@@ -149,7 +162,7 @@ def test_marks_stand_at_the_rows_that_they_belong_to(built):
 
 def test_every_flag_is_explained(built):
     text = html.unescape(page(built))
-    used = {flag for row in rows_of(entries()) for flag in row.doubts}
+    used = {flag for row in site.as_shown(rows_of(entries())) for flag in row.doubts}
     assert used
     assert all(FLAGS[flag] in text for flag in used)
 
@@ -448,7 +461,7 @@ def test_a_column_sorts_by_keyboard(browser, url):
 
 @needs_browser
 def test_filters_leave_the_rows_that_they_name_and_are_kept_in_the_address(browser, url):
-    stated = rows_of(entries())
+    stated = site.as_shown(rows_of(entries()))
     browser.open(url).wait(DRAWN)
 
     def left():
@@ -489,8 +502,8 @@ def test_filters_that_leave_nothing_say_so(browser, url):
 @needs_browser
 def test_a_rows_details_are_all_its_columns(browser, url):
     browser.open(url).wait(DRAWN)
-    (number,) = [i for i, row in enumerate(rows_of(entries())) if row.oracle]
-    row = rows_of(entries())[number]
+    (number,) = [i for i, row in enumerate(site.as_shown(rows_of(entries()))) if row.oracle]
+    row = site.as_shown(rows_of(entries()))[number]
     button = f"#r{number} .more"
     browser.click(button)
     browser.wait("document.querySelector('.facts') !== null")
@@ -658,7 +671,7 @@ def test_without_javascript_the_whole_table_and_the_cards_can_be_read(browser, b
     text = re.sub(r"<script.*?</script>", "", page(tmp_path / "site"), flags=re.DOTALL)
     (tmp_path / "site" / "index.html").write_text(text)
     plain = Browser(browser.driver).open((tmp_path / "site" / "index.html").as_uri())
-    assert len(plain.column(0)) == len(rows_of(entries()))
+    assert len(plain.column(0)) == len(site.as_shown(rows_of(entries())))
     assert not plain.find("#figures").is_displayed()
     assert "class second moments" in plain.find("#method-fedcova").text
     plain.heard()
@@ -671,7 +684,7 @@ def test_a_file_of_data_that_is_missing_is_said(chromium, built, tmp_path):
     (tmp_path / "site" / "data" / "digits.js").unlink()
     browser = Browser(chromium).open((tmp_path / "site" / "index.html").as_uri())
     assert "cannot be loaded" in browser.wait("document.getElementById('figures-status').textContent")
-    assert len(browser.column(0)) == len(rows_of(entries()))
+    assert len(browser.column(0)) == len(site.as_shown(rows_of(entries())))
 
 
 @needs_browser

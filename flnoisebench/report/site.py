@@ -141,6 +141,18 @@ class Group:
     levels: tuple[str, ...]
 
 
+def as_shown(rows: Iterable[Row]) -> list[Row]:
+    """Scenario by scenario and budget by budget the highest accuracy first, bounds and what was measured for choosing
+    behind: a reader looks for the best, and not for a name."""
+    return sorted(
+        rows,
+        key=lambda row: (
+            row.dataset, row.evaluate_on != "test", row.noise, row.rho or 0.0, row.tau or 0.0, row.scenario, row.track,
+            row.protocol, row.rounds, row.evaluate_on, bool(row.oracle), -(row.accuracy_mean or 0.0),
+        ),
+    )  # fmt: skip
+
+
 def grouped(rows: Sequence[Row]) -> tuple[list[Line], list[Group]]:
     """All rows in their order, with the groups that they fall into."""
     ids = {row: f"r{i}" for i, row in enumerate(rows)}
@@ -255,7 +267,7 @@ def files(leaderboards: Path) -> dict[str, bytes]:
     """
     rows, entries = board.read(leaderboards)
     _must_follow(rows, entries, leaderboards)
-    lines, groups = grouped(rows)
+    lines, groups = grouped(as_shown(rows))
     series = sorted({line.series for line in lines}, key=str.lower)
     assets = dict(_assets())
     fingerprints = {name: hashlib.sha256(content).hexdigest()[:12] for name, content in assets.items()}
