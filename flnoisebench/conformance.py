@@ -518,7 +518,10 @@ def constructs(trial: Trial) -> None:
                 for track in TRACKS:
                     resolve(method=trial.world.method, dataset=dataset, preset=preset, track=track)
             else:  # a data set of another package, or one that is not there yet
-                Protocol(**merged(Protocol().model_dump(), overrides))
+                try:
+                    Protocol(**merged(Protocol().model_dump(), overrides))
+                except pydantic.ValidationError as error:
+                    raise explain(error, Protocol, "its protocol") from None
             own[config.model_dump_json(), overrides.get("model", "mlp")] = config, where
     for (_, model), (config, where) in own.items():
         with _blaming(where):

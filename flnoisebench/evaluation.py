@@ -27,8 +27,11 @@ def scores_of(
     """float32 [n, J] scores of every predictor on the plain view.
 
     Batch by batch and within it predictor by predictor, so that readouts of one network can share its features.
-    Raises ValueError when scores have another shape or are NaN.
+    Raises ValueError when no predictor is "main", which is the one that is judged, and when scores have another shape
+    or are NaN.  No predictors at all are a round without an accuracy, such as one before there is a classifier.
     """
+    if predictors and "main" not in predictors:
+        raise ValueError(f"no predictor is named 'main', which is the one that is judged: {[*predictors]}")
     parts: dict[str, list[torch.Tensor]] = {name: [] for name in predictors}
     device = images.pixels.device
     with torch.no_grad():

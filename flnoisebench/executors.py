@@ -124,10 +124,27 @@ def _turn(lane: Lane, job: Job) -> Outcome:
                 "next client's turn overwrites: take a copy, as weights(network) does"
             )
     _claims_checked(reply.claims, side.size)
-    # what has no value in this turn (0 of 0) is not part of the mean
-    metrics = {name: float(value) for name, value in reply.metrics.items() if math.isfinite(value)}
-    reply = Reply(reply.upload, reply.state, metrics, reply.claims)
+    reply = Reply(reply.upload, reply.state, as_numbers(reply.metrics, "metric"), reply.claims)
     return Outcome(job.client, side.size, reply, state if reply.state is KEEP else reply.state, lane.meter.take())
+
+
+def as_numbers(values: Mapping[str, Any], what: str) -> dict[str, float]:
+    """Metrics or diagnostics as floats, without what is not finite: 0 of 0 has no value, and is no part of a mean.
+
+    Raises TypeError for what is no number, such as None.
+    """
+    found = {}
+    for name, value in values.items():
+        try:
+            number = float(value)
+        except (TypeError, ValueError, RuntimeError):  # torch raises the last for a tensor of several numbers
+            shown = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+            raise TypeError(
+                f"{what} {name!r} must be a number, not {shown}; leave out what has no value this time, or say nan"
+            ) from None
+        if math.isfinite(number):
+            found[name] = number
+    return found
 
 
 class Executor(Protocol):

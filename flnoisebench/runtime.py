@@ -10,7 +10,6 @@ import copy
 import hashlib
 import importlib.metadata
 import json
-import math
 import os
 import platform
 import subprocess
@@ -40,6 +39,7 @@ from flnoisebench.executors import (
     Processes,
     Serial,
     Threads,
+    as_numbers,
     require_finite,
 )  # fmt: skip
 from flnoisebench.profiling import Meter, peak_memory, synchronise
@@ -641,8 +641,9 @@ class Run:
             position.label_noise = self.judge.noise(position.claims)
             judged = self.judge.judge(position.claims, position.noisy_clients)
             diagnostics = self._call(
-                "diagnostics", round, position.exchange, lambda: dict(self.method.diagnostics(position.server))
-            )
+                "diagnostics", round, position.exchange,
+                lambda: as_numbers(self.method.diagnostics(position.server), "diagnostic"),
+            )  # fmt: skip
         if trees.writes(position.server) != written:
             raise MethodError(
                 f"{self._where(round, position.exchange)}: predictors or diagnostics wrote into the server's state in "
@@ -662,7 +663,7 @@ class Run:
             label_noise=position.label_noise,
             judged=judged,
             metrics={name: total / max(weight, 1) for name, (total, weight) in opened.metrics.items()},
-            diagnostics={name: float(value) for name, value in diagnostics.items() if math.isfinite(value)},
+            diagnostics=diagnostics,
             notes=opened.notes,
             bytes_up=opened.bytes_up,
             bytes_down=opened.bytes_down,

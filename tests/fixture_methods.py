@@ -495,7 +495,12 @@ class Faulty(Averaging):
             claims = Claims(labels=client.labels[:-1])
         if self._bad(client, "noisy claim"):
             claims = Claims(noisy=torch.tensor(True))
-        return Reply(upload, metrics={"loss": fit.loss}, claims=claims)
+        metrics = {"loss": fit.loss}
+        if self._bad(client, "no metric"):
+            metrics["share"] = None
+        if self._bad(client, "many metrics"):
+            metrics["share"] = torch.ones(3)
+        return Reply(upload, metrics=metrics, claims=claims)
 
     def aggregate(self, state, uploads, server):
         if self._bad(server, "aliased sum"):
@@ -515,6 +520,8 @@ class Faulty(Averaging):
             next(iter(state.values())).add_(1)
         if self._bad(server, "nan scores"):
             return {"main": lambda images: torch.full((len(images), server.classes), float("nan"))}
+        if self._bad(server, "no main"):
+            return {"global": super().predictors(state, server)["main"]}
         return super().predictors(state, server)
 
 

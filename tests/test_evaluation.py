@@ -97,7 +97,7 @@ def test_infinite_scores_rank_and_nan_scores_are_refused():
 def test_scores_of_another_shape_are_refused_and_the_predictor_named():
     images = DeviceImages(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.arange(4), Look((0.0,), (1.0,)))
     with pytest.raises(ValueError, match=r"predictor 'odd' returned scores \[4, 3\], not \[4, 2\]"):
-        scores_of({"odd": lambda x: torch.zeros(len(x), 3)}, images, 2)
+        scores_of({"main": lambda x: torch.zeros(len(x), 2), "odd": lambda x: torch.zeros(len(x), 3)}, images, 2)
 
 
 def test_all_test_images_are_scored_once_in_their_order_without_gradient():

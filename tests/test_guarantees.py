@@ -601,6 +601,8 @@ CLIENT_FAULTS = {
     "bool claim": "claims.clean",
     "short claim": r"claims.labels must be a tensor \[24\]",
     "noisy claim": "claims.noisy",
+    "no metric": "metric 'share' must be a number, not None",
+    "many metrics": r"metric 'share' must be a number, not a tensor of shape \[3\]",
 }
 SERVER_FAULTS = {
     "plan": "plan: RuntimeError: the plan went wrong",
@@ -615,6 +617,7 @@ SERVER_FAULTS = {
     "aliased sum": "aggregate's state shares the memory of the server's network",
     "note": "aggregate: ValueError: note: .*Tensor",
     "nan scores": "predictors: FloatingPointError: predictor 'main' returned NaN",
+    "no main": r"predictors: ValueError: no predictor is named 'main', .*\['global'\]",
 }
 
 
