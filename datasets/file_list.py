@@ -105,10 +105,17 @@ class FileList(Dataset):
         )
 
     def check(self, root: Path, progress: Progress) -> Iterator[Finding]:
-        """Everything that is wrong with the lists, line by line, and how many clients and wrong labels they name."""
+        """Everything that is wrong with the lists, line by line, all images that cannot be decoded, and how many
+        clients and wrong labels the lists name."""
         root = Path(root).absolute()
         train, test = _lists(root, self.source)
         yield from (Finding("problem", problem) for problem in _problems(root, train, test))
+        for path in dict.fromkeys([*train.paths, *test.paths]):
+            if (root / path).is_file():
+                try:
+                    decode_images([root / path], 8)
+                except ValueError as error:
+                    yield Finding("problem", str(error))
         if train.clients:
             yield Finding("note", f"the list names {len(set(train.clients))} clients: --partition natural takes them")
         if train.true_labels:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -13,7 +13,9 @@ from flnoisebench.api import (
     Config,
     Dataset,
     Field,
+    Finding,
     MissingData,
+    Progress,
     decode_images,
     image_files,
     read_settings,
@@ -85,6 +87,15 @@ class Folder(Dataset):
             public=decode_images(image_files(root / "public"), size) if public else None,
             classes=tuple(train),
         )
+
+    def check(self, root: Path, progress: Progress) -> Iterator[Finding]:
+        """All images that cannot be decoded; ``load`` names the first."""
+        parts = [Path(root).absolute() / part for part in ("train", "test", "public")]
+        for file in sorted(file for part in parts for file in part.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES):
+            try:
+                decode_images([file], 8)
+            except ValueError as error:
+                yield Finding("problem", str(error))
 
 
 def _classes(part: Path) -> dict[str, list[Path]]:

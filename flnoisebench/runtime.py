@@ -68,11 +68,12 @@ class AlreadyDone(RuntimeError):
 
 
 def data_digest(arrays: Arrays) -> str:
-    """SHA-256 over all images and labels of a data set, training and test; or what the data set says identifies them,
-    where they are too many to be read for it."""
+    """SHA-256 over all images and labels of a data set, training and test, the true ones of noisy labels too; or what
+    the data set says identifies them, where they are too many to be read for it."""
     if arrays.digest:
         return arrays.digest
-    return _sha256_of(arrays.train_images, arrays.train_labels, arrays.test_images, arrays.test_labels)
+    true = () if arrays.true_labels is None else (arrays.true_labels,)
+    return _sha256_of(arrays.train_images, arrays.train_labels, arrays.test_images, arrays.test_labels, *true)
 
 
 def public_digest(arrays: Arrays) -> dict[str, str]:
@@ -444,8 +445,9 @@ class Run:
         """Carry the run to its end and write result.json.
 
         Resumes where a commit is found.  Raises AlreadyDone when there is a result (``retry`` goes on from the last
-        commit of a failed run), ValueError when the folder holds another run or another version of the method,
-        ClientError or MethodError when the method fails (the result then says "failed"), OSError when the disk does.
+        commit of a failed run), ValueError when the folder holds another run, or this one of another version of the
+        method or of other data, ClientError or MethodError when the method fails (the result then says "failed"),
+        OSError when the disk does.
         """
         self._check_folder(retry)
         try:
@@ -459,6 +461,7 @@ class Run:
         try:
             commit = checkpoint.load()
             self._write_settings()
+            (self.folder / "result.json").unlink(missing_ok=True)  # of the failed run that goes on
             for device in self.devices:
                 if device.type == "cuda":
                     torch.cuda.reset_peak_memory_stats(device)
@@ -713,11 +716,24 @@ class Run:
             )
 
     def _check_folder(self, retry: bool) -> None:
-        if (self.folder / "result.json").exists():
-            result = records.load_result(self.folder)
-            if result.status == "complete" or not retry:
-                raise AlreadyDone(self.folder, result)
-            (self.folder / "result.json").unlink()
+        """Raises AlreadyDone when there is a result, but ValueError when it is another code's or other data's: its
+        numbers are not this run's."""
+        if not (self.folder / "result.json").exists():
+            return
+        result = records.load_result(self.folder)
+        if result.status == "failed" and retry:
+            return  # as an unfinished run
+        if result.environment["method_sha256"] != self._source:
+            raise ValueError(
+                f"the code of {self.settings.method} has changed since the run in {self.folder} ended. Give this one "
+                "another --out, or move that folder away"
+            )
+        if other := records.other_digests(result.digests, self._digests):
+            raise ValueError(
+                f"the run in {self.folder} had other data ({', '.join(other)}: another SHA-256). Give this one another "
+                "--out, or move that folder away"
+            )
+        raise AlreadyDone(self.folder, result)
 
     def _write_settings(self) -> None:
         """First time: write settings.json.  Later: the run must be the same run, of the same data, under the same
@@ -738,7 +754,13 @@ class Run:
                 f"the code of {self.settings.method} has changed since the run in {self.folder} began; resuming would "
                 "mix two versions. Give this one another --out, or move that folder away"
             )
-        before = json.loads(data.read_text()) if data.exists() else self._digests
+        try:
+            before = json.loads(data.read_text()) if data.exists() else self._digests
+        except ValueError:
+            raise ValueError(
+                f"{data} is damaged, so that nobody can say whether the run began with these data. Move {self.folder} "
+                "away, or give this one another --out"
+            ) from None
         other = sorted(name for name in {*before, *self._digests} if before.get(name) != self._digests.get(name))
         if other:
             raise ValueError(

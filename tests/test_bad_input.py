@@ -292,6 +292,7 @@ DAMAGE = {
         overwrite("settings.json", lambda data: data.replace(b'"batch": 32', b'"batch": 33')),
         "describes another run",
     ),
+    "the data's digests cut short": (overwrite("checkpoint/data.json", lambda data: data[:50]), "data.json is damaged"),
     "the code of another method": (
         overwrite("checkpoint/method.sha256", lambda data: b"0" * 64),
         "has changed since the run",

@@ -415,6 +415,13 @@ def test_a_failed_run_stays_failed_until_retry_goes_on_from_its_last_commit(plug
     assert "--retry" in again.stderr
     assert rows(again.stdout)["status"].startswith("failed: Mine, round 1")
     assert snapshot(Path("runs")) == before
+    source = Path(plugin.split(":")[0])
+    written = source.read_text()
+    source.write_text(written + "\n")
+    refused = call(*command, "--retry")
+    assert (refused.exit_code, "has changed since the run" in refused.stderr) == (2, True)
+    assert snapshot(Path("runs")) == before  # the failure is still there
+    source.write_text(written)
     retried = json.loads(done(*command, "--retry", "--json"))
     assert retried["status"] == "complete"
     assert retried["digest"] == json.loads(done(*command, "--json", "--out", "whole"))["digest"]

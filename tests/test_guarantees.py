@@ -32,7 +32,7 @@ from flnoisebench.checkpoint import Busy, Checkpoint, Damaged
 from flnoisebench.engine import Lane, initialised
 from flnoisebench.executors import ClientError, Debug, Job, Serial, Threads, perform
 from flnoisebench.models import build_encoder
-from flnoisebench.runtime import AlreadyDone, MethodError
+from flnoisebench.runtime import AlreadyDone, MethodError, data_digest
 from flnoisebench.scenario import Truth
 from flnoisebench.testing import tiny_arrays, tiny_engine, tiny_run
 
@@ -787,6 +787,26 @@ def test_guarantee_7_settings_that_change_results_get_a_folder_of_their_own(tmp_
     ]
     assert len({base, *others}) == 9
     assert tiny_run(fixtures.Drawing, tmp_path, executor="threads", lanes=2).folder == base
+
+
+def test_guarantee_7_a_finished_runs_numbers_are_not_those_of_other_data_or_of_other_code(tmp_path, monkeypatch):
+    run = tiny_run(fixtures.Averaging, tmp_path)
+    run.execute()
+    before = snapshot(run.folder)
+    with pytest.raises(ValueError, match=r"had other data \(data: another SHA-256\).*--out"):
+        tiny_run(fixtures.Averaging, tmp_path, arrays=tiny_arrays(seed=1)).execute()
+    changed = tiny_run(fixtures.Averaging, tmp_path)
+    monkeypatch.setattr(changed, "_source", "0" * 64)
+    with pytest.raises(ValueError, match=r"the code of .*Averaging has changed since the run in .* ended.*--out"):
+        changed.execute()
+    assert snapshot(run.folder) == before
+
+
+def test_guarantee_7_other_true_labels_are_other_data():
+    arrays = tiny_arrays()
+    true = arrays.train_labels.clone()
+    known = [data_digest(dataclasses.replace(arrays, true_labels=labels)) for labels in (None, true, true.roll(1))]
+    assert len(set(known)) == 3
 
 
 def test_guarantee_7_a_run_is_not_resumed_on_other_data(tmp_path):

@@ -271,15 +271,30 @@ def test_an_unfinished_run_is_left_out_and_named(runs, tmp_path):
     assert "3 added" in result.stdout
 
 
-def test_a_run_whose_result_and_records_contradict_each_other_is_refused(runs, tmp_path):
+@pytest.mark.parametrize(
+    ("place", "value", "what"),
+    [
+        (("accuracy", "last5_mean"), 99.0, "the accuracies of result.json do not follow from records.jsonl"),
+        (("bytes_up",), 1, "what result.json says of bytes_up does not follow from records.jsonl"),
+        (("images", "trained"), 1, "what result.json says of images does not follow"),
+        (("seconds", "round"), 0.001, "what result.json says of seconds does not follow"),
+        (("label_noise_after",), 0.0, "what result.json says of label_noise_after does not follow"),
+        (("settings", "protocol", "optimiser", "lr"), 0.01, "result.json and settings.json describe two runs"),
+    ],
+)
+def test_a_run_whose_result_and_records_contradict_each_other_is_refused(place, value, what, runs, tmp_path):
     copied = tmp_path / "runs"
     shutil.copytree(runs, copied)
     path = sorted(copied.rglob("result.json"))[0]
     content = json.loads(path.read_text())
-    content["accuracy"]["last5_mean"] = 99.0
+    inner = content
+    for name in place[:-1]:
+        inner = inner[name]
+    assert inner[place[-1]] != value
+    inner[place[-1]] = value
     path.write_text(json.dumps(content))
     said = refused("leaderboard", "build", copied, "--out", tmp_path / "board")
-    assert "the accuracies of result.json do not follow from records.jsonl" in said
+    assert what in said
     assert not (tmp_path / "board").exists()
 
 

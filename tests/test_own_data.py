@@ -117,6 +117,20 @@ def test_check_says_how_many_clients_and_wrong_labels_a_list_names(lists):
     assert "2 of 6 labels are not the true ones" in text
 
 
+def test_check_names_every_image_that_cannot_be_decoded(lists):
+    broken = sorted(lists.rglob("*.png"))[:2]
+    for path in broken:
+        path.write_bytes(b"no image")
+    found = call("data", "check", "file-list", "--data-root", lists)
+    assert found.exit_code == 1
+    assert all(f"{path} cannot be decoded" in found.stdout for path in broken)
+
+
+def test_too_many_clients_for_a_list_are_told_how_many_it_names(lists):
+    said = refused("run", "--dataset", "file-list", "--data-root", lists, "--partition", "natural", "--clients", "5")
+    assert "the data set names 2 clients, and clients=5: set clients to 2" in said
+
+
 # ---------------------------------------------------------------------------------------------- made data
 
 

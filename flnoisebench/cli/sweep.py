@@ -95,7 +95,7 @@ def sweep(
         device = runtime.pick_devices("auto")[0].type
     wanted = grid.load(grid_file, device=device)
     if dry_run:
-        print_plan(wanted, out, place, as_json=as_json)
+        print_plan(wanted, out, place, retry=retry, as_json=as_json)
         return
     assert place is not None
     work = engine().Sweep(
@@ -165,7 +165,9 @@ def place_of(
 # --------------------------------------------------------------------------------------------------- the plan
 
 
-def print_plan(wanted: Sequence[Settings], out: Path, place: Place | None, *, as_json: bool) -> None:
+def print_plan(
+    wanted: Sequence[Settings], out: Path, place: Place | None, *, retry: bool, as_json: bool
+) -> None:  # fmt: skip
     """A line a run: what is known of it, and how long the rest of it takes by what earlier runs took."""
     known = runs.below(out)
     by_folder = {run.folder: run for run in known}
@@ -173,7 +175,8 @@ def print_plan(wanted: Sequence[Settings], out: Path, place: Place | None, *, as
     for settings in wanted:
         found = by_folder.get(settings.folder(out)) or runs.Found(settings.folder(out), "unfinished", {})
         pace = runs.seconds_a_round(settings, known)
-        rest = 0 if found.status in ("complete", "failed") else settings.protocol.rounds - found.rounds
+        over = found.status == "complete" or (found.status == "failed" and not retry)
+        rest = 0 if over else settings.protocol.rounds - found.rounds
         rows.append(
             {
                 "folder": str(found.folder),

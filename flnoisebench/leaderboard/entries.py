@@ -8,7 +8,8 @@ folder.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from pydantic import model_validator
 
 from flnoisebench import records
 from flnoisebench.api import Config, Field
-from flnoisebench.records import Accuracy, LastRounds, RoundRecord
+from flnoisebench.records import Accuracy, LastRounds, RoundRecord, RunResult
 from flnoisebench.settings import Settings
 
 RESULTS = "results"  # the folder of entries below a leaderboard's
@@ -136,6 +137,12 @@ class Entry(Config):
         # a failed run's digest also covers the exchanges of the round in which it stopped
         if rounds and rounds[-1].digest != result.digest and result.status == "complete":
             raise ValueError(f"{folder}: the digests of result.json and records.jsonl differ")
+        if result.status == "complete" and (strange := _strange(result, rounds)):
+            raise ValueError(
+                f"{folder}: what result.json says of {', '.join(strange)} does not follow from records.jsonl"
+            )
+        if result.settings != records.load_settings(folder):
+            raise ValueError(f"{folder}: result.json and settings.json describe two runs")
         content = {
             name: getattr(result, name)
             for name in cls.model_fields
@@ -147,6 +154,24 @@ class Entry(Config):
             return cls(**content, last5=LastRounds.of(rounds), curves=Curves.of(rounds))
         except ValueError as error:
             raise ValueError(f"{folder}: {'; '.join(_messages(error))}") from error
+
+
+def _strange(result: RunResult, rounds: Sequence[RoundRecord]) -> list[str]:
+    """The names of the costs and rates of a complete run that are not those of its rounds."""
+    images, seconds = Counter[str](), Counter[str]()
+    for record in rounds:
+        images.update(record.images)
+        seconds.update(record.seconds)
+    same = {
+        "bytes_up": result.bytes_up == sum(record.bytes_up for record in rounds),
+        "bytes_down": result.bytes_down == sum(record.bytes_down for record in rounds),
+        "images": Counter(result.images) == images,
+        # each of a round's is rounded
+        "seconds": all(abs(result.seconds.get(name, 0.0) - value) < 1e-3 for name, value in seconds.items()),
+        "peak_memory": result.peak_memory == max((record.peak_memory for record in rounds), default=0),
+        "label_noise_after": not rounds or result.label_noise_after == rounds[-1].label_noise,
+    }
+    return [name for name, holds in same.items() if not holds]
 
 
 def _messages(error: ValueError) -> list[str]:

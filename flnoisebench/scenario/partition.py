@@ -207,9 +207,10 @@ def _taken(spec: Partition, owners: Ints | None, samples: int, clients: int) -> 
         raise ValueError(f"partition {spec.law!r}: {source} names no clients; take another partition")
     if len(owners) != samples:
         raise ValueError(f"{source} divides {len(owners)} samples, and the data set has {samples}")
+    named = int(owners.max()) + 1 if len(owners) else 0
+    if named != clients:
+        raise ValueError(f"{source} names {named} clients, and clients={clients}: set clients to {named}")
     counts = np.bincount(owners, minlength=clients)
-    if len(counts) != clients:
-        raise ValueError(f"{source} names {len(counts)} clients, and clients={clients}: set clients to {len(counts)}")
     if counts.min() < spec.min_size:
         raise ValueError(
             f"{source}: client {int(counts.argmin())} has {int(counts.min())} samples, and min_size={spec.min_size} "
