@@ -7,6 +7,7 @@ import functools
 import hashlib
 import importlib.util
 import inspect
+import linecache
 import sys
 import traceback
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from flnoisebench.api import Dataset, Method
 METHODS = "flnoisebench.methods"
 DATASETS = "flnoisebench.datasets"
 _KIND = {METHODS: "method", DATASETS: "data set"}
+DIGEST = "__flnoisebench_sha256__"  # in a module that was read from a file: of the bytes that it was made from
 
 
 class UnknownName(ValueError):
@@ -94,16 +96,22 @@ def _from_file(name: str) -> type[Method]:
     if not path.is_file():
         raise ValueError(f"--method {name}: there is no file {path}")
     module_name = f"flnoisebench_plugin_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    if module_name not in sys.modules:
+    source = path.read_bytes()
+    digest = hashlib.sha256(source).hexdigest()
+    # a process that outlives an edit, such as a cluster's worker, takes the file as it is now
+    if getattr(sys.modules.get(module_name), DIGEST, None) != digest:
         spec = importlib.util.spec_from_file_location(module_name, path)
         assert spec is not None
-        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[module_name] = module
+        setattr(module, DIGEST, digest)
+        before, sys.modules[module_name] = sys.modules.get(module_name), module
+        linecache.checkcache(str(path))
         try:
-            spec.loader.exec_module(module)
+            exec(compile(source, str(path), "exec"), module.__dict__)  # these bytes, and no cache of others
         except BaseException as error:
             del sys.modules[module_name]
+            if before is not None:
+                sys.modules[module_name] = before
             if not isinstance(error, Exception):
                 raise
             lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
@@ -124,6 +132,9 @@ def _from_file(name: str) -> type[Method]:
 
 
 def source_digest(method: type[Method]) -> str:
-    """SHA-256 of the file that defines the method: a run must not be resumed under other code."""
+    """SHA-256 of the file that defines the method: a run must not be resumed under other code.  Of a file that is not
+    installed, as it was when its code was read."""
+    if known := getattr(sys.modules.get(method.__module__), DIGEST, None):
+        return known
     file = inspect.getsourcefile(method)
     return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
