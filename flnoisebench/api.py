@@ -392,7 +392,8 @@ class Side(ABC):
         stream: str = "apply",
     ) -> Tree:
         """``function`` over images in large batches without gradient; the rows of the trees that it returns are
-        put together in sample order.  view: the test transform, or the training augmentation once."""
+        put together in sample order.  view: the test transform, or the training augmentation once.  ``batch.y``
+        holds the given labels, -1 for public images."""
 
 
 class Client(Side):
@@ -409,12 +410,13 @@ class Server(Side):
     """The server: public facts only."""
 
     shape: tuple[int, int, int]  # (C, H, W) of an image
-    public: Images | None  # public images without labels, if the data set brings some
+    # public images without labels, if the data set brings some and the card's conditions say "public images"
+    public: Images | None
 
     @abstractmethod
     def cohort(self, participation: float | None = None, name: str = "cohort") -> tuple[int, ...]:
         """``max(1, int(participation * clients))`` client ids without replacement, sorted (default: the
-        protocol's participation)."""
+        protocol's participation).  Each exchange draws others: who wants one cohort a round keeps it in the state."""
 
     @abstractmethod
     def note(self, **values: float | int | str | bool | list[Any]) -> None:

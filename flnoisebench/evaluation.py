@@ -32,6 +32,12 @@ def scores_of(
     """
     if predictors and "main" not in predictors:
         raise ValueError(f"no predictor is named 'main', which is the one that is judged: {[*predictors]}")
+    for name, predict in predictors.items():
+        if isinstance(predict, torch.nn.Module) and predict.training:
+            raise ValueError(
+                f"predictor {name!r} is a network that trains, so that a BatchNorm in it would learn from test images: "
+                "make it with server.model(state, frozen=True)"
+            )
     parts: dict[str, list[torch.Tensor]] = {name: [] for name in predictors}
     device = images.pixels.device
     with torch.no_grad():

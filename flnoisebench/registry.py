@@ -5,16 +5,18 @@ from __future__ import annotations
 import difflib
 import functools
 import hashlib
+import importlib.machinery
 import importlib.util
 import inspect
 import linecache
 import sys
 import traceback
+import types
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-from flnoisebench.api import Dataset, Method
+from flnoisebench.api import Card, Dataset, Method
 
 METHODS = "flnoisebench.methods"
 DATASETS = "flnoisebench.datasets"
@@ -75,10 +77,13 @@ def load_method(name: str) -> type[Method]:
     Raises UnknownName with near misses, ValueError when the file or class is not there or is no method.
     """
     if ".py" in name:
-        return _from_file(name)
-    found = _load(METHODS, name)
-    if not (isinstance(found, type) and issubclass(found, Method)):
-        raise ValueError(f"the entry point {name!r} is no flnoisebench.api.Method: {found!r}")
+        found = _from_file(name)
+    else:
+        found = _load(METHODS, name)
+        if not (isinstance(found, type) and issubclass(found, Method)):
+            raise ValueError(f"the entry point {name!r} is no flnoisebench.api.Method: {found!r}")
+    if not isinstance(getattr(found, "card", None), Card):
+        raise ValueError(f"{found.__name__} has no card: card = Card(title=..., paper=..., year=...) in its class")
     return found
 
 
@@ -90,24 +95,31 @@ def load_dataset(name: str) -> Dataset:
     return found()
 
 
+class _Uncached(importlib.machinery.SourceFileLoader):
+    """Compiles a file as it is: Python's cache would not notice an edit of the same length within one second."""
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def _from_file(name: str) -> type[Method]:
     path_text, _, class_name = name.partition(":")
     path = Path(path_text).resolve()
     if not path.is_file():
         raise ValueError(f"--method {name}: there is no file {path}")
     module_name = f"flnoisebench_plugin_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    source = path.read_bytes()
-    digest = hashlib.sha256(source).hexdigest()
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
     # a process that outlives an edit, such as a cluster's worker, takes the file as it is now
     if getattr(sys.modules.get(module_name), DIGEST, None) != digest:
-        spec = importlib.util.spec_from_file_location(module_name, path)
+        spec = importlib.util.spec_from_file_location(module_name, path, loader=_Uncached(module_name, str(path)))
         assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         setattr(module, DIGEST, digest)
         before, sys.modules[module_name] = sys.modules.get(module_name), module
         linecache.checkcache(str(path))
         try:
-            exec(compile(source, str(path), "exec"), module.__dict__)  # these bytes, and no cache of others
+            spec.loader.exec_module(module)
         except BaseException as error:
             del sys.modules[module_name]
             if before is not None:

@@ -56,6 +56,9 @@ class MethodError(RuntimeError):
     """A method failed on the server's side, or answered what the contract does not allow."""
 
 
+MOST_EXCHANGES = 1000  # of a round; a plan that never closes one would otherwise go on in silence for ever
+
+
 class AlreadyDone(RuntimeError):
     """The run is complete (or has failed) and its folder holds the result."""
 
@@ -558,6 +561,11 @@ class Run:
             position.round, position.exchange, position.open = round + 1, 0, _Open()
         else:
             position.exchange += 1
+            if position.exchange == MOST_EXCHANGES:
+                raise MethodError(
+                    f"{self._where(round, position.exchange)}: the round is still open after {MOST_EXCHANGES} "
+                    f"exchanges; no plan had closes_round=True, and the last one's task is {plan.task!r}"
+                )
             position.open.add(meter.take())
             position.open.seconds["round"] += time.perf_counter() - started  # type: ignore[assignment]
         with meter.time("commit"):

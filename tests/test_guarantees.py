@@ -617,6 +617,7 @@ SERVER_FAULTS = {
     "aliased sum": "aggregate's state shares the memory of the server's network",
     "note": "aggregate: ValueError: note: .*Tensor",
     "nan scores": "predictors: FloatingPointError: predictor 'main' returned NaN",
+    "trains": r"predictor 'main' is a network that trains.*frozen=True",
     "no main": r"predictors: ValueError: no predictor is named 'main', .*\['global'\]",
 }
 
@@ -787,6 +788,15 @@ def test_guarantee_7_settings_that_change_results_get_a_folder_of_their_own(tmp_
     ]
     assert len({base, *others}) == 9
     assert tiny_run(fixtures.Drawing, tmp_path, executor="threads", lanes=2).folder == base
+
+
+def test_guarantee_6_a_round_that_no_plan_closes_comes_to_an_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("flnoisebench.runtime.MOST_EXCHANGES", 5)
+    settings = {"how": "never closed", "mended": str(tmp_path / "mended")}
+    run = tiny_run(fixtures.Faulty, tmp_path, settings=settings)
+    with pytest.raises(MethodError, match=r"round 1, exchange 5: the round is still open after 5 exchanges.*'train'"):
+        run.execute()
+    assert records.load_result(run.folder).rounds == 1
 
 
 def test_guarantee_7_a_finished_runs_numbers_are_not_those_of_other_data_or_of_other_code(tmp_path, monkeypatch):

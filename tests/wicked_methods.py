@@ -421,6 +421,18 @@ class PeeksAtOthers(Innocent):
         return Reply(moved(super().client(task, message, client).upload, labels))
 
 
+class LeavesLabelsToOthers(Innocent):
+    """Keeps its labels where the client after it finds them."""
+
+    card = breaks("client-sight")
+    left: ClassVar[dict[int, torch.Tensor]] = {}
+
+    def client(self, task, message, client):
+        self.left[client.id] = client.labels
+        others = self.left.get(client.id - 1, client.labels).float().mean().item()
+        return Reply(moved(super().client(task, message, client).upload, others))
+
+
 class PeeksOnJoining(Innocent):
     """The same once, when it makes its first state."""
 
