@@ -29,6 +29,7 @@ from flnoisebench.api import (
     decode_images,
     read_settings,
     shared_images,
+    undecodable,
 )
 
 COLUMNS = {"train": ("path", "label", "true_label", "client"), "test": ("path", "label")}
@@ -110,12 +111,8 @@ class FileList(Dataset):
         root = Path(root).absolute()
         train, test = _lists(root, self.source)
         yield from (Finding("problem", problem) for problem in _problems(root, train, test))
-        for path in dict.fromkeys([*train.paths, *test.paths]):
-            if (root / path).is_file():
-                try:
-                    decode_images([root / path], 8)
-                except ValueError as error:
-                    yield Finding("problem", str(error))
+        files = (root / path for path in dict.fromkeys([*train.paths, *test.paths]))
+        yield from (Finding("problem", problem) for problem in undecodable(file for file in files if file.is_file()))
         if train.clients:
             yield Finding("note", f"the list names {len(set(train.clients))} clients: --partition natural takes them")
         if train.true_labels:

@@ -20,6 +20,7 @@ from flnoisebench.api import (
     image_files,
     read_settings,
     shared_images,
+    undecodable,
 )
 
 
@@ -91,11 +92,8 @@ class Folder(Dataset):
     def check(self, root: Path, progress: Progress) -> Iterator[Finding]:
         """All images that cannot be decoded; ``load`` names the first."""
         parts = [Path(root).absolute() / part for part in ("train", "test", "public")]
-        for file in sorted(file for part in parts for file in part.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES):
-            try:
-                decode_images([file], 8)
-            except ValueError as error:
-                yield Finding("problem", str(error))
+        files = sorted(file for part in parts for file in part.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
+        yield from (Finding("problem", problem) for problem in undecodable(files))
 
 
 def _classes(part: Path) -> dict[str, list[Path]]:

@@ -66,6 +66,7 @@ from flnoisebench.imagefiles import (
     open_map,
     pixels_of,
     shared_images,
+    undecodable,
 )
 from flnoisebench.trees import Tree, map_tensors, to, vectors
 
@@ -74,7 +75,8 @@ __all__ = [
     "Finding", "Fit", "Images", "Method", "MissingData", "OnceABatch", "Optimiser", "Plan", "Preparation", "Preset",
     "Progress", "Protocol", "Reply", "Rounds", "Server", "Tree", "Upload", "average", "cross_entropy",
     "decode_images", "digest_images", "image_files", "map_bytes", "map_images", "map_tensors", "moments",
-    "open_map", "pixels_of", "read_settings", "shared_images", "to", "weights",
+    "open_map", "pixels_of", "read_settings", "shared_images", "to", "undecodable",
+    "weights",
 ]  # fmt: skip
 
 

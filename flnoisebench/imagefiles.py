@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,15 @@ def decode_images(files: Sequence[Path], size: int) -> torch.Tensor:
         for _ in pool.map(fill, range(0, len(files), BLOCK // 4)):
             pass  # the first failure in the order of the files is raised here, and what has not begun is cancelled
     return torch.from_numpy(images)
+
+
+def undecodable(files: Iterable[Path]) -> Iterator[str]:
+    """What is wrong with each file that cannot be decoded; ``decode_images`` stops at the first."""
+    for file in files:
+        try:
+            pixels_of(file, 8)
+        except ValueError as error:
+            yield str(error)
 
 
 def image_digests(images: torch.Tensor) -> Iterator[bytes]:
