@@ -45,6 +45,7 @@ class CIFAR10(Dataset):
     std: ClassVar[tuple[float, ...]] = (0.2470, 0.2435, 0.2616)
     crop_padding = 4  # the usual augmentation since He et al., 2016
     flip = True
+    published_order = True
     protocol = "cifar10"
     source = _TERMS
     files: ClassVar[type[official.CIFAR10]] = official.CIFAR10  # names and MD5 sums

@@ -30,6 +30,7 @@ class Digits(Dataset):
     std = (0.3757,)
     crop_padding = 0  # a shift by one pixel of eight cuts strokes off
     flip = False  # a mirrored digit is not a digit
+    published_order = True
     protocol = "digits"
     source = (
         "Bundled with scikit-learn: the test part of UCI's Optical Recognition of Handwritten Digits (E. Alpaydin, "

@@ -56,6 +56,7 @@ class FashionMNIST(Dataset):
     # reference (Zhong et al., Random Erasing, WRN-28-10) pads 28 x 28 by 4, the same as CIFAR's 32 x 32.
     crop_padding = 4
     flip = True
+    published_order = True
     protocol = "fashion-mnist"
     source = "https://github.com/zalandoresearch/fashion-mnist (MIT licence)."
     official: ClassVar[type[torchvision.datasets.MNIST]] = torchvision.datasets.FashionMNIST

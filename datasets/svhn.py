@@ -25,6 +25,7 @@ class SVHN(Dataset):
     std: ClassVar[tuple[float, ...]] = (0.1980, 0.2010, 0.1970)
     crop_padding = 4  # CIFAR's
     flip = False  # a mirrored digit is not a digit
+    published_order = True
     protocol = "svhn"
     source = "http://ufldl.stanford.edu/housenumbers (Y. Netzer et al., 2011; for non-commercial use)."
 

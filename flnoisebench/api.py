@@ -693,6 +693,10 @@ class Dataset(ABC):
     crop_padding: ClassVar[int] = 0  # pixels of zero padding before a random crop in training; 0: no crop
     flip: ClassVar[bool] = False  # random horizontal flips in training
     labels_are_true: ClassVar[bool] = True  # False: training labels are wrong to an unknown degree (Clothing1M)
+    # True: the images' order is the published one, in which results exist, and runs keep it.  False: it follows from
+    # how files are named or listed, often class by class, and runs shuffle it; nothing else does, so that splits,
+    # manifests and human labels number the training images as ``load`` gives them.
+    published_order: ClassVar[bool] = False
     protocol: ClassVar[str]  # the shipped protocol used by default
     source: ClassVar[str]  # where it comes from, and its terms
 

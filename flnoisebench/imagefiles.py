@@ -125,14 +125,39 @@ class MappedImages(torch.Tensor):
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     path: Path
+    order: torch.Tensor | None = None  # int64 [n]: which image of the file stands at each place; None: the file's order
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return open_map, (self.path,)
+        return open_map, (self.path, self.order)
 
 
-def open_map(path: Path) -> torch.Tensor:
-    """The map as a tensor.  Writing into it changes this process's copy alone, never the file.  Raises ValueError,
-    naming the file, where it is no such map."""
+def reordered(images: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """The images in another order, int64 [n] places.  A map, which may be larger than the memory, stays as it is on
+    disk: what reads it asks ``stored`` for the places there."""
+    if isinstance(images, MappedImages):
+        return open_map(images.path, stored(images, order))
+    return images.index_select(0, order)
+
+
+def stored(images: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Where the images at these places lie in the tensor: elsewhere in a map that was reordered."""
+    order = images.order if isinstance(images, MappedImages) else None
+    return rows if order is None else order.index_select(0, rows)
+
+
+def copied_to(images: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The images on a device, themselves where they are there; a map's in the order that it was given."""
+    if not isinstance(images, MappedImages) or images.order is None or images.device == device:
+        return images.to(device)
+    copy = torch.empty(images.shape, dtype=images.dtype, device=device)
+    for part, places in zip(copy.split(BLOCK), images.order.split(BLOCK), strict=True):
+        part.copy_(images.index_select(0, places))
+    return copy
+
+
+def open_map(path: Path, order: torch.Tensor | None = None) -> torch.Tensor:
+    """The map as a tensor; order: see ``reordered``.  Writing into it changes this process's copy alone, never the
+    file.  Raises ValueError, naming the file, where it is no such map."""
     try:
         array = np.lib.format.open_memmap(path, mode="c")
     except (ValueError, EOFError) as error:
@@ -140,7 +165,7 @@ def open_map(path: Path) -> torch.Tensor:
     if array.dtype != np.uint8 or array.ndim != 4:
         raise ValueError(f"{path} holds {array.dtype} {list(array.shape)}, not uint8 images [n, C, H, W]")
     images = torch.Tensor._make_subclass(MappedImages, torch.from_numpy(array))
-    images.path = path
+    images.path, images.order = path, order
     return images
 
 

@@ -129,7 +129,9 @@ class RunResult(Config):
     card: dict[str, Any] = Field(..., why="the method's title, paper, conditions and what it was told")
     told: dict[str, float] = Field(..., why="the values that it was told about the noise")
     digests: dict[str, str] = Field(
-        ..., why="SHA-256 of data, partition, given labels; of public images where the method has them"
+        ...,
+        why="SHA-256 of data, partition, given labels; of public images where the method has them; of the order that "
+        "runs put the images into, where they do",
     )
     federation: dict[str, Any] = Field(..., why="the scenario's summary: a row a client, rates overall")
     accuracy: Accuracy = Field(..., unit="%", why="on evaluate_on")

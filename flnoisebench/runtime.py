@@ -42,10 +42,12 @@ from flnoisebench.executors import (
     as_numbers,
     require_finite,
 )  # fmt: skip
+from flnoisebench.imagefiles import reordered
 from flnoisebench.profiling import Meter, peak_memory, synchronise
 from flnoisebench.records import Accuracy, LastRounds, RoundRecord, RunResult
 from flnoisebench.scenario import oracle as oracles
 from flnoisebench.settings import SAID, Settings
+from flnoisebench.streams import numpy_stream
 from flnoisebench.trees import Tree
 
 TELLABLE = ("noise_rate", "noisy_clients")  # Scenario.told
@@ -408,13 +410,21 @@ class Run:
         self.folder = folder
         self.device = device
         self.devices = [device, *beside]
-        self.scene = scene
         self.told = told_to(method_class, scene.told)
-        self.judge = evaluation.Judge(scene, truth)
         self.federation = _federation(scene, truth)
         self._method_class = method_class
         self._source = registry.source_digest(method_class)
         self._digests = {**scene.digests, **public_digest(arrays)}
+        pixels, labels = evaluation_set(settings.evaluate_on, arrays, scene, truth)
+        tested = np.arange(len(labels))
+        if not dataset.published_order:
+            self._digests["order"] = scenario.digest(_shuffle(1000))  # which shuffle, however many images there are
+            order = torch.from_numpy(_shuffle(len(scene.owner)))
+            arrays = replace(arrays, train_images=reordered(arrays.train_images, order))
+            scene, truth = scenario.reordered(scene, truth, order.numpy())
+            tested = _shuffle(len(labels))  # a predictor sees batch by batch, and a batch of one class by its majority
+        self.scene = scene
+        self.judge = evaluation.Judge(scene, truth)
         look = Look(dataset.mean, dataset.std, dataset.crop_padding, dataset.flip, arrays.crop)
         self._blueprint = (
             settings.method,
@@ -435,9 +445,8 @@ class Run:
         self.engine = build_engine(*self._blueprint, device=device)
         self.method = self.engine.method
         self._lane = Lane(self.engine)
-        pixels, labels = evaluation_set(settings.evaluate_on, arrays, scene, truth)
-        self._test = DeviceImages(pixels.to(device), torch.arange(len(pixels), device=device), look)
-        self._test_labels = labels
+        self._test = DeviceImages(pixels.to(device), torch.from_numpy(tested).to(device), look)
+        self._test_labels = labels[tested]
         self._executor_kind, self._lanes = _choose_executor(executor, lanes, self.devices, settings.protocol.model)
 
     # ---------------------------------------------------------------------------------------- the loop
@@ -840,6 +849,13 @@ def _chained(previous: str, state: Tree, outcomes: Sequence[Outcome]) -> str:
     for outcome in outcomes:
         parts += [outcome.client, outcome.reply.upload, outcome.state]
     return hashlib.sha256((previous + "".join(trees.digests(parts))).encode()).hexdigest()
+
+
+def _shuffle(images: int) -> np.ndarray:
+    """int64 [n]: the order in which a run holds images whose own order may follow their classes.  It depends on their
+    number alone: two runs on the same data have the same one, and who holds what and under which label, drawn in the
+    data set's own order, does not change."""
+    return numpy_stream("order of images").permutation(images)
 
 
 def _federation(scene: scenario.Scenario, truth: scenario.Truth) -> dict[str, Any]:

@@ -151,10 +151,12 @@ def tried(name: str, partition: str, noise: str, tmp_path: Path) -> None:
     own = arrays.train_images if truth.foreign is None else None
     assert own is None or shown is own
     lane = Lane(run.engine)
+    order = np.arange(n) if data.published_order else runtime._shuffle(n)
     reached = np.full(n, -1)
     for m in range(CLIENTS):
         client = lane.client(m, None, 0, 0)
-        rows = scene.positions(m)
+        rows = order[run.scene.positions(m)]
+        assert sorted(rows) == scene.positions(m).tolist()
         assert client.labels.numpy().tolist() == scene.given[rows].tolist()
         width = min(8, shown[0].numel())
         fit = client.fit(

@@ -98,18 +98,19 @@ def check(name: Name, data_root: opt.DataRoot = None) -> None:
 
 
 def _describe(name: str, data: Dataset, arrays: Arrays, root: Path) -> int:
-    """Counts, overlap and costs of a data set that loads; the number of problems."""
+    """Counts, order, overlap and costs of a data set that loads; the number of problems."""
     line(name, "there", _size(data, arrays))
     classes = len(arrays.classes or data.classes)
     for part, labels in (("train", arrays.train_labels), ("test", arrays.test_labels)):
         line(name, f"{part} images by class", " ".join(map(str, torch.bincount(labels, minlength=classes).tolist())))
+    sorted_by_class = _describe_order(name, data, arrays)
     try:
         human = data.human_labels(root)
     except MissingData as error:
         line(name, "note", " ".join(str(error).split()))
     except ValueError as error:
         line(name, "problem", str(error))
-        return 1
+        return 1 + sorted_by_class
     else:
         for key, given in human.items():
             wrong = float((given != arrays.train_labels).double().mean()) * 100
@@ -120,7 +121,22 @@ def _describe(name: str, data: Dataset, arrays: Arrays, root: Path) -> int:
     if shared:
         pairs = ", ".join(f"train {a} = test {b}" for a, b in shared[:3])
         line(name, "problem", f"{len(shared)} test images have the pixels of a training image: {pairs}")
-    return bool(shared)
+    return bool(shared) + sorted_by_class
+
+
+def _describe_order(name: str, data: Dataset, arrays: Arrays) -> bool:
+    """How often neighbours are of one class, and what runs do about it; whether it is a problem: in an order that is
+    kept they are that more than halfway between chance and always."""
+    labels = arrays.train_labels if arrays.true_labels is None else arrays.true_labels
+    chance = float((torch.bincount(labels).double() / len(labels)).square().sum())
+    found = float((labels[1:] == labels[:-1]).double().mean())
+    what = "kept by runs" if data.published_order else "shuffled by runs, so that it tells no method a class"
+    shares = f"{found:.1%} of neighbours are of one class, by chance {chance:.1%} would be"
+    line(name, "order", f"{what}; {shares}")
+    if not data.published_order or found <= (1 + chance) / 2:
+        return False
+    line(name, "problem", "the images are sorted by class, so their order tells it: published_order must be False")
+    return True
 
 
 def _costs(data: Dataset, arrays: Arrays) -> Iterator[tuple[str, str]]:

@@ -25,6 +25,7 @@ from flnoisebench.engine import steps as engine_steps
 from flnoisebench.engine.batches import Feed, cut
 from flnoisebench.engine.flat import FlatNetwork
 from flnoisebench.engine.images import DeviceImages, Look
+from flnoisebench.imagefiles import copied_to
 from flnoisebench.models import Encoder, build_encoder
 from flnoisebench.profiling import Meter
 from flnoisebench.trees import Tree
@@ -95,7 +96,7 @@ class Engine:
         self.seed = seed
         self.told = dict(told or {})
         self.resident = _fits(pixels, self.device) if resident is None else resident
-        self.pixels = pixels.to(self.device) if self.resident else pixels
+        self.pixels = copied_to(pixels, self.device) if self.resident else pixels
         self.given = given.to(self.device)
         self.positions = [torch.as_tensor(np.array(rows), dtype=torch.int64).to(self.device) for rows in positions]
         self.clients = len(self.positions)

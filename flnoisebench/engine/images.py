@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from flnoisebench import api
+from flnoisebench.imagefiles import stored
 
 READERS = 8  # threads that read one part: a disk answers many requests for pages at once faster than one by one
 _PIECE = 16  # images a reader takes at a time: 3 MB at 256 x 256
@@ -59,7 +60,7 @@ class DeviceImages(api.Images):
         self.shape = torch.Size((channels, look.crop or height, look.crop or width))
         self.margin = 2 * look.crop_padding + (height - look.crop if look.crop else 0)
         self._scale, self._shift = _normalisation(look, self.device)
-        self._on_cpu: torch.Tensor | None = None  # the rows, once they were asked for
+        self._on_cpu: torch.Tensor | None = None  # where the rows lie in the pixels, once that was asked for
 
     def __reduce__(self) -> str:
         raise TypeError("images stay where they are; send positions instead")
@@ -123,12 +124,12 @@ class DeviceImages(api.Images):
 
     def _rows_here(self) -> torch.Tensor:
         if self._on_cpu is None:
-            self._on_cpu = self.rows.cpu()
+            self._on_cpu = stored(self.pixels, self.rows.cpu())
         return self._on_cpu
 
     def _picked(self, index: torch.Tensor) -> torch.Tensor:
         if self.resident:
-            return self.pixels.index_select(0, self.rows.index_select(0, index))
+            return self.pixels.index_select(0, stored(self.pixels, self.rows.index_select(0, index)))
         return self._arrived(self._read(self._rows_here().index_select(0, index.cpu())))
 
     def _read(self, rows: torch.Tensor) -> _Read:

@@ -22,6 +22,7 @@ from flnoisebench.scenario.manifest import (
     load,
     read_split,
     realised_pairs,
+    reordered,
     save,
     summary,
 )
@@ -40,5 +41,5 @@ __all__ = [
     "CLASS_MAPS", "NOISE_PRESETS", "PARTITION_READS", "PRESET_PARTITIONS", "Corruption", "Manifest", "Noise",
     "Partition", "Scenario", "ScenarioSpec", "Sources", "Truth", "build", "check", "corrupt", "diff", "digest",
     "expected_rates", "incomparable", "load", "mean_rate", "noise_from", "noise_from_file", "noise_name",
-    "nominal_transition", "parts", "pinned", "read_split", "realised_pairs", "save", "split", "summary",
+    "nominal_transition", "parts", "pinned", "read_split", "realised_pairs", "reordered", "save", "split", "summary",
 ]  # fmt: skip

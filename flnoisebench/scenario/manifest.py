@@ -14,7 +14,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any, TypeVar
@@ -236,6 +236,14 @@ def _as_found(given: Ints, true: Ints, owner: Ints, classes: int, clients: int) 
     pairs = class_counts(given, true, classes, classes)
     transition = pairs / np.maximum(pairs.sum(axis=1, keepdims=True), 1)
     return Corruption(given.copy(), rates > 0, rates, rates.copy(), transition, None, None)
+
+
+def reordered(scenario: Scenario, truth: Truth, order: Ints) -> Manifest:
+    """The same about images in another order, int64 [n] positions in this one.  The digests stay those of the scenario
+    as drawn, which is the same one."""
+    arrays = {name: _sealed(getattr(scenario, name)[order]) for name in ("owner", "given", "held_out")}
+    true, foreign = (None if values is None else _sealed(values[order]) for values in (truth.true, truth.foreign))
+    return replace(scenario, **arrays), replace(truth, true=true, foreign=foreign)
 
 
 def digest(values: npt.NDArray[Any]) -> str:
