@@ -51,6 +51,7 @@ from flnoisebench.streams import numpy_stream
 from flnoisebench.trees import Tree
 
 TELLABLE = ("noise_rate", "noisy_clients")  # Scenario.told
+COUNTED = ("trained", "passed", "skipped")  # images, see RoundRecord
 EXECUTORS = ("auto", "serial", "threads", "processes", "debug")
 
 
@@ -514,7 +515,8 @@ class Run:
         state = self._call("init", 0, 0, lambda: self.method.init(server))
         self._check_state(state, "init's state", 0, 0)
         noise = self.judge.noise_before()
-        totals = {"bytes_up": 0, "bytes_down": 0, "images": {}, "seconds": {}, "peak_memory": 0}
+        images = dict.fromkeys(COUNTED, 0)
+        totals = {"bytes_up": 0, "bytes_down": 0, "images": images, "seconds": {}, "peak_memory": 0}
         digest = hashlib.sha256(trees.digest(state).encode()).hexdigest()
         position = _Position(state, {}, {}, None, 0, 0, _Open(), digest, [], noise, totals)
         checkpoint.save(Commit(position.server, counters=position.counters()))
@@ -687,7 +689,7 @@ class Run:
             notes=opened.notes,
             bytes_up=opened.bytes_up,
             bytes_down=opened.bytes_down,
-            images={name: int(opened.images[name]) for name in ("trained", "passed", "skipped")},
+            images={name: int(opened.images[name]) for name in COUNTED},
             seconds={name: _rounded(value) for name, value in sorted(opened.seconds.items())},
             peak_memory=max(peak_memory(device) for device in self.devices),
             digest=position.digest,
@@ -696,8 +698,8 @@ class Run:
         position.totals = {
             "bytes_up": totals["bytes_up"] + record.bytes_up,
             "bytes_down": totals["bytes_down"] + record.bytes_down,
-            "images": dict(Counter(totals["images"]) + Counter(record.images)),
-            "seconds": dict(Counter(totals["seconds"]) + Counter(record.seconds)),
+            "images": _added(totals["images"], record.images),
+            "seconds": _added(totals["seconds"], record.seconds),
             "peak_memory": max(totals["peak_memory"], record.peak_memory),
         }
         return record
@@ -836,6 +838,11 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return a is b or torch.equal(a, b)
     return type(a) is type(b) and a == b
+
+
+def _added(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    """Name by name; what is nothing in all stays there, as 0 (a sum of Counters would leave it out)."""
+    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
 
 
 def _rounded(seconds: float) -> float:
