@@ -25,7 +25,7 @@ from flnoisebench.scenario import (
     parts,
     pinned,
 )
-from flnoisebench.scenario.oracle import ORACLES, Oracle, refusal
+from flnoisebench.scenario.oracle import ORACLES, Oracle
 
 # fields for how settings were said, not what they are
 SAID = {"changed", "preset", "track", "choices", "protocol_overrides"}
@@ -212,8 +212,6 @@ def resolve(
         raise registry.unknown("source of choices", choices, list(CHOICES))
     if choices == "preset" and changes:
         raise ValueError(f"--choices preset: {', '.join(changes)} was set by hand, so say what it was chosen on")
-    if oracle is not None and not data.labels_are_true:
-        raise ValueError(refusal(oracle, dataset))
     presets = method_class.presets
     preset = next(iter(presets)) if preset is None else preset
     if preset not in presets:

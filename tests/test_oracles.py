@@ -119,12 +119,12 @@ def test_where_nothing_would_be_left_that_is_said():
         apply("clean-samples", *drawn(given=[(label + 1) % 3 for label in TRUE]))
 
 
-def test_a_data_set_with_unknown_truth_is_refused_before_it_is_loaded(monkeypatch):
+def test_a_data_set_with_unknown_truth_is_refused_before_anything_is_written(monkeypatch):
     monkeypatch.setattr(type(registry.load_dataset("digits")), "labels_are_true", False)
     for oracle in ORACLES:
-        with pytest.raises(ValueError, match="needs true labels, and those of digits may be wrong, nobody knows which"):
-            resolve(oracle=oracle, noise="clean")
-    assert resolve(noise="clean").oracle is None
+        said = refused(*RUN, "--noise", "clean", "--oracle", oracle)
+        assert "needs true labels, and those of digits may be wrong, nobody knows which" in said
+    assert not Path("runs").exists()
 
 
 @pytest.fixture(autouse=True)

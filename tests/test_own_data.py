@@ -111,6 +111,20 @@ def test_the_lists_clients_and_truth_reach_the_run(lists, tmp_path):
     assert "unknown rate" in refused("run", *options, "--noise", "fedcova-sym")
 
 
+def test_an_oracle_takes_a_lists_own_truth_and_is_refused_without_one(lists, tmp_path):
+    options = ("--dataset", "file-list", "--data-root", lists, "--clients", "2", "--partition", "natural")
+    words = ("run", *options, "--rounds", "1", "--set", "protocol.model=mlp", "--json", "--out", tmp_path / "runs")
+    result = json.loads(done(*words, "--oracle", "clean-samples").splitlines()[-1])
+    assert [row["size"] for row in result["federation"]["clients"]] == [2, 2]  # without lines 2 and 6
+    assert result["label_noise_before"] == 0
+    central = json.loads(done(*words, "--oracle", "centralised-clean").splitlines()[-1])
+    assert central["federation"]["clients"][0]["counts"] == [3, 3]
+    lines = (lists / "train.csv").read_text().splitlines()
+    without = [",".join([*line.split(",")[:-2], line.split(",")[-1]]) for line in lines]  # the column true_label
+    (lists / "train.csv").write_text("\n".join(without) + "\n")
+    assert "--oracle clean-samples needs true labels" in refused(*words, "--oracle", "clean-samples")
+
+
 def test_check_says_how_many_clients_and_wrong_labels_a_list_names(lists):
     text = done("data", "check", "file-list", "--data-root", lists)
     assert "the list names 2 clients: --partition natural takes them" in text

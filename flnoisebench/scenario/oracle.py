@@ -38,7 +38,10 @@ def apply(oracle: Oracle, scenario: Scenario, truth: Truth) -> Cleaned:
     Raises ValueError where the truth is unknown, or where nothing is left to train on.
     """
     if truth.true is None:
-        raise ValueError(refusal(oracle, scenario.spec.dataset))
+        raise ValueError(
+            f"--oracle {oracle} needs true labels, and those of {scenario.spec.dataset} may be wrong, nobody knows "
+            "which: take a data set with known labels, or one that brings the true ones too (a list's true_label)"
+        )
     given, clients = scenario.given, np.arange(scenario.spec.clients)
     training = ~scenario.held_out
     if oracle == "clean-clients":
@@ -74,14 +77,6 @@ def apply(oracle: Oracle, scenario: Scenario, truth: Truth) -> Cleaned:
     )
     nothing = _sealed(np.zeros(len(stay), dtype=bool)), _sealed(np.zeros(len(stay)))
     return Cleaned(_sealed(kept), cleaned, Truth(_sealed(truth.true[kept]), *nothing))
-
-
-def refusal(oracle: Oracle, dataset: str) -> str:
-    """Why there is no oracle where the labels themselves may be wrong."""
-    return (
-        f"--oracle {oracle} needs true labels, and those of {dataset} may be wrong, nobody knows which: "
-        "take a data set with known labels"
-    )
 
 
 def _sealed(values: Array) -> Array:
