@@ -103,6 +103,7 @@ class FileList(Dataset):
             classes=tuple(classes),
             true_labels=numbers(train.true_labels) if train.true_labels else None,
             owners=numbers(train.clients, clients) if clients else None,
+            clients=tuple(clients) or None,
         )
 
     def check(self, root: Path, progress: Progress) -> Iterator[Finding]:

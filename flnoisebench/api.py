@@ -640,7 +640,8 @@ class Arrays:
     public: uint8 [n, C, H, W] unlabelled images from elsewhere that a server may own, or None.  classes: class
     names, for a data set that learns them from its files (a folder of images).  true_labels: int64 [n], where the
     training labels may be wrong and the right ones are known all the same, else None.  owners: int64 [n], the client
-    of each training image, 0.. without gaps, where the data set names them, else None.  crop: side of the square that
+    of each training image, 0.. without gaps, where the data set names them, else None, and clients their names, by
+    number, where they have some.  crop: side of the square that
     training cuts out of each image at random, and evaluation out of its middle; 0: images are used whole.  digest:
     what identifies images and labels, where the data set knows it without reading all of them; "" elsewhere.
     """
@@ -655,6 +656,7 @@ class Arrays:
     owners: torch.Tensor | None = None
     crop: int = 0
     digest: str = ""
+    clients: tuple[str, ...] | None = None
 
 
 class Finding(NamedTuple):

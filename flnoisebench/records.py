@@ -134,6 +134,10 @@ class RunResult(Config):
         "runs put the images into, where they do",
     )
     federation: dict[str, Any] = Field(..., why="the scenario's summary: a row a client, rates overall")
+    class_names: list[str] | None = Field(None, why="by number, the data set's; null in older files")
+    client_names: list[str] | None = Field(
+        None, why="by number, where the data set names them and is divided so (partition natural), else null"
+    )
     accuracy: Accuracy = Field(..., unit="%", why="on evaluate_on")
     last5: LastRounds | None = Field(None, why="the other rates of these rounds; null in older files")
     label_noise_before: float | None = Field(..., unit="%", why="of the given labels; null without truth")

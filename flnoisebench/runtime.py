@@ -314,7 +314,10 @@ def prepare(
     if settings.oracle is not None:
         cleaned = oracles.apply(settings.oracle, *scene)
         scene, rows = (cleaned.scenario, cleaned.truth), torch.as_tensor(np.array(cleaned.kept))
-        arrays = replace(arrays, train_images=arrays.train_images[rows], train_labels=arrays.train_labels[rows])
+        names = None if arrays.clients is None else tuple(arrays.clients[client] for client in cleaned.clients)
+        arrays = replace(
+            arrays, train_images=arrays.train_images[rows], train_labels=arrays.train_labels[rows], clients=names
+        )
     return Run(
         settings, method_class, dataset, arrays, *scene, folder=settings.folder(out), device=devices[0],
         beside=devices[1:], lanes=lanes,
@@ -413,6 +416,9 @@ class Run:
         self.devices = [device, *beside]
         self.told = told_to(method_class, scene.told)
         self.federation = _federation(scene, truth)
+        self._class_names = list(arrays.classes or dataset.classes)
+        natural = settings.scenario.partition.law == "natural"
+        self._client_names = list(arrays.clients) if natural and arrays.clients else None
         self._method_class = method_class
         self._source = registry.source_digest(method_class)
         self._digests = {**scene.digests, **public_digest(arrays)}
@@ -817,6 +823,8 @@ class Run:
             told=self.told,
             digests=dict(self._digests),
             federation=self.federation,
+            class_names=self._class_names,
+            client_names=self._client_names,
             accuracy=Accuracy.of(position.accuracies),
             last5=LastRounds.of(rounds),
             label_noise_before=self.judge.noise_before(),

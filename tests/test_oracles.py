@@ -35,8 +35,9 @@ def drawn(given=GIVEN, nominal=(0.0, 0.6, 0.0), held_out=HELD_OUT, true=TRUE):
 
 
 def test_clean_clients_keeps_the_clients_without_noise_as_they_were():
-    kept, scene, truth = apply("clean-clients", *drawn())
+    kept, clients, scene, truth = apply("clean-clients", *drawn())
     assert kept.tolist() == [0, 1, 3, 5, 7]
+    assert clients.tolist() == [0, 2]
     assert scene.owner.tolist() == [0, 0, 1, 1, 0]  # client 2 is now 1
     assert scene.spec.clients == 2
     assert [scene.positions(m).tolist() for m in range(2)] == [[0, 4], [2]]
@@ -49,7 +50,7 @@ def test_a_noisy_client_whose_labels_happen_to_be_right_is_still_no_clean_client
 
 
 def test_clean_samples_drops_the_wrong_labels_that_would_be_trained_on_and_no_others():
-    kept, scene, truth = apply("clean-samples", *drawn())
+    kept, _, scene, truth = apply("clean-samples", *drawn())
     assert kept.tolist() == [0, 1, 3, 4, 5, 6, 7]  # without 2; 6 is wrong, but held out
     assert scene.owner.tolist() == [0, 0, 2, 1, 2, 1, 0]
     assert scene.given.tolist() == [0, 1, 0, 1, 2, 2, 1]
@@ -58,14 +59,14 @@ def test_clean_samples_drops_the_wrong_labels_that_would_be_trained_on_and_no_ot
 
 
 def test_clean_samples_leaves_out_a_client_that_has_no_right_label_to_train_on():
-    kept, scene, _ = apply("clean-samples", *drawn(given=[0, 1, 1, 0, 2, 2, 0, 1]))  # 6 is right, but held out
+    kept, _, scene, _ = apply("clean-samples", *drawn(given=[0, 1, 1, 0, 2, 2, 0, 1]))  # 6 is right, but held out
     assert kept.tolist() == [0, 1, 3, 5, 7]
     assert scene.spec.clients == 2
     assert scene.owner.tolist() == [0, 0, 1, 1, 0]
 
 
 def test_centralised_clean_gives_one_client_everything_under_its_true_label():
-    kept, scene, truth = apply("centralised-clean", *drawn())
+    kept, _, scene, truth = apply("centralised-clean", *drawn())
     assert kept.tolist() == list(range(8))
     assert scene.spec.clients == 1
     assert scene.positions(0).tolist() == [0, 2, 3, 4, 7]
@@ -76,7 +77,7 @@ def test_centralised_clean_gives_one_client_everything_under_its_true_label():
 @pytest.mark.parametrize("oracle", ORACLES)
 def test_under_every_oracle_no_noise_is_left_and_that_is_told(oracle):
     before, truth_before = drawn()
-    _, scene, truth = apply(oracle, before, truth_before)
+    _, _, scene, truth = apply(oracle, before, truth_before)
     for m in range(scene.spec.clients):
         mine = scene.positions(m)
         assert len(mine)
@@ -98,7 +99,7 @@ def test_under_every_oracle_no_noise_is_left_and_that_is_told(oracle):
 def test_without_noise_an_oracle_of_clients_or_samples_changes_nothing():
     clean = drawn(given=TRUE, nominal=(0.0, 0.0, 0.0))
     for oracle in ("clean-clients", "clean-samples"):
-        kept, scene, truth = apply(oracle, *clean)
+        kept, _, scene, truth = apply(oracle, *clean)
         assert kept.tolist() == list(range(8))
         assert (scene.owner.tolist(), scene.given.tolist(), truth.true.tolist()) == (OWNER, TRUE, TRUE)
 
@@ -229,7 +230,7 @@ def test_pixels_and_labels_stay_together_and_the_test_images_are_all_there():
     run = runtime.prepare(settings, data_root=Path(), out=Path(), device="cpu")
     whole = registry.load_dataset("digits").load(Path())
     scene, truth = runtime.build_scenario(settings.scenario, registry.load_dataset("digits"), whole)
-    kept, cleaned, _ = apply("clean-samples", scene, truth)
+    kept, _, cleaned, _ = apply("clean-samples", scene, truth)
     assert len(kept) < 1438
     kept = torch.tensor(kept)
     assert torch.equal(run.engine.pixels, whole.train_images[kept])

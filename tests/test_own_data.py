@@ -45,6 +45,7 @@ def test_labels_truth_and_clients_are_read_from_the_list(lists):
     assert arrays.classes == ("cat", "dog")
     assert arrays.train_labels.tolist() == [0, 1, 0, 1, 1, 0]
     assert arrays.true_labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert arrays.clients == ("9", "10")
     assert arrays.owners.tolist() == [1, 0, 0, 1, 0, 0]  # by number: client 9 comes before client 10
     assert arrays.test_labels.tolist() == [0, 1]
     assert tuple(arrays.train_images.shape) == (6, 3, 16, 16)
@@ -55,7 +56,7 @@ def test_true_label_and_client_may_be_left_out(lists):
     (lists / "train.csv").write_text("\n".join(",".join(line.rsplit(",", 2)[:1]) for line in lines) + "\n")
     arrays = FileList().load(lists)
     assert arrays.true_labels is None
-    assert arrays.owners is None
+    assert arrays.owners is arrays.clients is None
     assert arrays.train_labels.tolist() == [0, 1, 0, 1, 1, 0]
 
 
@@ -108,6 +109,7 @@ def test_the_lists_clients_and_truth_reach_the_run(lists, tmp_path):
                tmp_path / "runs")  # fmt: skip
     result = json.loads(out.splitlines()[-1])
     assert result["label_noise_before"] == pytest.approx(100 * 2 / 6, abs=1e-3)
+    assert (result["class_names"], result["client_names"]) == (["cat", "dog"], ["9", "10"])
     assert "unknown rate" in refused("run", *options, "--noise", "fedcova-sym")
 
 
@@ -119,6 +121,7 @@ def test_an_oracle_takes_a_lists_own_truth_and_is_refused_without_one(lists, tmp
     assert result["label_noise_before"] == 0
     central = json.loads(done(*words, "--oracle", "centralised-clean").splitlines()[-1])
     assert central["federation"]["clients"][0]["counts"] == [3, 3]
+    assert central["client_names"] is None  # one client has what both had
     lines = (lists / "train.csv").read_text().splitlines()
     without = [",".join([*line.split(",")[:-2], line.split(",")[-1]]) for line in lines]  # the column true_label
     (lists / "train.csv").write_text("\n".join(without) + "\n")

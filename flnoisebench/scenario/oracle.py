@@ -20,9 +20,11 @@ ORACLES: tuple[Oracle, ...] = get_args(Oracle)
 
 class Cleaned(NamedTuple):
     """What an oracle leaves.  kept: int64 [k], ascending positions in the data set; scenario and truth are about these
-    samples alone, so position i of theirs is kept[i] of the data set's."""
+    samples alone, so position i of theirs is kept[i] of the data set's.  clients: int64 [m], which of the clients each
+    of those that are left was; empty where one client has everybody's samples."""
 
     kept: Ints
+    clients: Ints
     scenario: Scenario
     truth: Truth
 
@@ -76,7 +78,8 @@ def apply(oracle: Oracle, scenario: Scenario, truth: Truth) -> Cleaned:
         told={"noise_rate": 0.0, "noisy_clients": 0.0},
     )
     nothing = _sealed(np.zeros(len(stay), dtype=bool)), _sealed(np.zeros(len(stay)))
-    return Cleaned(_sealed(kept), cleaned, Truth(_sealed(truth.true[kept]), *nothing))
+    left = stay[:0] if oracle == "centralised-clean" else stay
+    return Cleaned(_sealed(kept), _sealed(left), cleaned, Truth(_sealed(truth.true[kept]), *nothing))
 
 
 def _sealed(values: Array) -> Array:
