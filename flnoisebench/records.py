@@ -119,7 +119,8 @@ def other_digests(one: Mapping[str, str], another: Mapping[str, str]) -> list[st
 
 
 class RunResult(Config):
-    """A finished run."""
+    """A finished run.  Accuracies, recalls and ``label_noise_*`` are in percent; what was told of the noise rate, and the
+    rates in ``federation`` (a client's nominal, expected and realised ones too), are shares, 0 to 1."""
 
     schema_version: Literal[1] = Field(SCHEMA, why="of this file")
     status: Literal["complete", "failed"] = Field(..., why="failed: a client, a loss or an upload stopped it")
@@ -127,13 +128,15 @@ class RunResult(Config):
     settings: Settings = Field(..., why="as settings.json")
     oracle: Oracle | None = Field(None, why="as in the settings; with one this is a bound, no method's result")
     card: dict[str, Any] = Field(..., why="the method's title, paper, conditions and what it was told")
-    told: dict[str, float] = Field(..., why="the values that it was told about the noise")
+    told: dict[str, float] = Field(
+        ..., why="the values that it was told about the noise: noise_rate, a share, and noisy_clients, how many"
+    )
     digests: dict[str, str] = Field(
         ...,
         why="SHA-256 of data, partition, given labels; of public images where the method has them; of the order that "
         "runs put the images into, where they do",
     )
-    federation: dict[str, Any] = Field(..., why="the scenario's summary: a row a client, rates overall")
+    federation: dict[str, Any] = Field(..., why="the scenario's summary: a row a client, rates overall, all shares")
     class_names: list[str] | None = Field(None, why="by number, the data set's; null in older files")
     client_names: list[str] | None = Field(
         None, why="by number, where the data set names them and is divided so (partition natural), else null"
