@@ -119,8 +119,8 @@ def other_digests(one: Mapping[str, str], another: Mapping[str, str]) -> list[st
 
 
 class RunResult(Config):
-    """A finished run.  Accuracies, recalls and ``label_noise_*`` are in percent; what was told of the noise rate, and the
-    rates in ``federation`` (a client's nominal, expected and realised ones too), are shares, 0 to 1."""
+    """A finished run.  Accuracies, recalls and ``label_noise_*`` are in percent; what was told of the noise rate, and
+    the rates in ``federation`` (a client's nominal, expected and realised ones too), are shares, 0 to 1."""
 
     schema_version: Literal[1] = Field(SCHEMA, why="of this file")
     status: Literal["complete", "failed"] = Field(..., why="failed: a client, a loss or an upload stopped it")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import functools
 import hashlib
@@ -12,8 +13,8 @@ import linecache
 import sys
 import traceback
 import types
-from collections.abc import Sequence
-from importlib.metadata import EntryPoint, entry_points
+from collections.abc import Iterator, Sequence
+from importlib.metadata import EntryPoint, distribution, entry_points, packages_distributions
 from pathlib import Path
 
 from flnoisebench.api import Card, Dataset, Method
@@ -145,8 +146,79 @@ def _from_file(name: str) -> type[Method]:
 
 def source_digest(method: type[Method]) -> str:
     """SHA-256 of the file that defines the method: a run must not be resumed under other code.  Of a file that is not
-    installed, as it was when its code was read."""
+    installed, as it was when its code was read.
+
+    Of an installed method the modules count too that it imports from what was installed with it, and those that they
+    import; where there are none the digest is the file's.  For the suite's own methods they do not: what these import
+    of it is the suite, whose commit every result states.
+    """
     if known := getattr(sys.modules.get(method.__module__), DIGEST, None):
         return known
     file = inspect.getsourcefile(method)
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
+    if not file:
+        return ""
+    module, path = method.__module__, Path(file)
+    others = {} if module.split(".")[0] in _own_names() else _imported(module, path)
+    parts = [path.read_bytes()]
+    parts += [f"\n{name} {hashlib.sha256(others[name]).hexdigest()}".encode() for name in sorted(others)]
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+@functools.cache
+def _own_names() -> set[str]:
+    """The top-level names of the suite."""
+    return set((distribution(__package__).read_text("top_level.txt") or "").split())
+
+
+@functools.cache  # it reads every package's list of files, which takes .4 s
+def _beside(top: str) -> set[str]:
+    """The top-level names that were installed together with this one, itself among them."""
+    installed = packages_distributions()
+    return {top} | {name for name, packages in installed.items() if set(packages) & set(installed.get(top, ()))}
+
+
+def _imported(module: str, file: Path) -> dict[str, bytes]:
+    """{module: source} of what a module imports, in a function or at its end too, from its own package or what was
+    installed with it, and of what that imports.  Files are only read: nothing is imported for it."""
+    own, content = _beside(module.split(".")[0]), file.read_bytes()
+    found, waiting = {module: content}, [(module, content, file.name == "__init__.py")]
+    while waiting:
+        name, text, is_package = waiting.pop()
+        for wanted in {*_names(name, text, is_package), name}:
+            for part, path in _files(wanted) if wanted.split(".")[0] in own else ():
+                if part not in found:
+                    found[part] = path.read_bytes()
+                    waiting.append((part, found[part], path.name == "__init__.py"))
+    return {name: source for name, source in found.items() if name != module and source.strip()}
+
+
+def _names(module: str, content: bytes, is_package: bool) -> Iterator[str]:
+    """What a module's import statements name, in full; with ``from a import b`` also a.b, which may be a module."""
+    try:
+        tree = ast.parse(content)
+    except SyntaxError:  # whoever really imports it will hear of it
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = module.split(".")[: len(module.split(".")) + is_package - node.level] if node.level else []
+            stem = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{stem}.{alias.name}" for alias in node.names)
+
+
+def _files(module: str) -> Iterator[tuple[str, Path]]:
+    """(module, its source file) of the packages above a module and of itself, as far as there are such files."""
+    top, *rest = module.split(".")
+    spec = importlib.util.find_spec(top)
+    if spec is None:
+        return
+    if spec.origin and spec.origin.endswith(".py"):
+        yield top, Path(spec.origin)
+    places, name = [Path(place) for place in spec.submodule_search_locations or ()], top
+    for part in rest:
+        name = f"{name}.{part}"
+        files = [file for at in places for file in (at / part / "__init__.py", at / f"{part}.py") if file.is_file()]
+        if files:
+            yield name, files[0]
+        places = [at / part for at in places]

@@ -184,9 +184,78 @@ def test_ctrl_c_while_a_file_is_imported_is_not_taken_for_a_broken_file(tmp_path
         registry.load_method(f"{path}:Mine")
 
 
-def test_the_source_digest_of_an_installed_method_is_that_of_its_file():
-    fedavg = registry.load_method("fedavg")
-    assert (
-        registry.source_digest(fedavg)
-        == hashlib.sha256(Path(sys.modules[fedavg.__module__].__file__).read_bytes()).hexdigest()
-    )
+def test_the_source_digest_of_the_suites_own_methods_is_that_of_their_file():
+    for name in registry.names(METHODS):
+        method = registry.load_method(name)
+        file = Path(sys.modules[method.__module__].__file__)
+        assert registry.source_digest(method) == hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """A package as pip leaves it, with a method; a module installed beside it; and another package that it imports."""
+    name = f"theirs_{tmp_path.name}".replace("-", "_")  # imported once a process
+    files = {
+        f"{name}/__init__.py": "",
+        f"{name}/method.py": f"import torch\nimport {name}_flat\nfrom . import losses\n" + PLUGIN,
+        f"{name}/losses.py": "from .deep.inner import value\n\n\ndef f():\n    from .deep import late\n",
+        f"{name}/deep/__init__.py": "DEEP = 1\n",
+        f"{name}/deep/inner.py": "import json\n\nvalue = 1\n",
+        f"{name}/deep/late.py": f"import {name}.method  # a circle\nraise SystemError('only its text is read')\n",
+        f"{name}/unused.py": "x = 1\n",
+        f"{name}_flat.py": f"import {name}_other\n",
+        f"{name}_other.py": "x = 1\n",
+        f"{name}-1.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n",
+        f"{name}-1.dist-info/top_level.txt": f"{name}\n{name}_flat\n",
+    }
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [EntryPoint("theirs", f"{name}.method:Mine", group)])
+    caches = (registry._entries, registry._beside)
+    for cache in caches:
+        cache.cache_clear()
+    yield tmp_path, name
+    for cache in caches:
+        cache.cache_clear()
+
+
+def test_the_source_digest_of_anothers_installed_method_is_of_the_modules_that_it_brings_and_imports(installed):
+    root, name = installed
+    method = registry.load_method("theirs")
+    before = registry.source_digest(method)
+    counted = {}
+    for path in sorted(root.rglob("*.py")):
+        text = path.read_text()
+        path.write_text(text + "# changed\n")
+        counted[str(path.relative_to(root)).removeprefix(name)] = registry.source_digest(method) != before
+        path.write_text(text)
+    assert {path for path, counts in counted.items() if counts} == {
+        "/__init__.py", "/method.py", "/losses.py", "/deep/__init__.py", "/deep/inner.py", "/deep/late.py", "_flat.py",
+    }  # fmt: skip
+    assert {path for path, counts in counted.items() if not counts} == {"/unused.py", "_other.py"}
+    assert registry.source_digest(method) == before
+
+
+def test_a_method_in_its_packages_own_file_counts_what_lies_beside_it_too(installed, monkeypatch):
+    root, name = installed
+    (root / name / "__init__.py").write_text("from . import losses, unused\n" + PLUGIN)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [EntryPoint("theirs", f"{name}:Mine", group)])
+    method = registry.load_method("theirs")
+    before = registry.source_digest(method)
+    for beside in ("losses.py", "unused.py", "deep/inner.py"):
+        file = root / name / beside
+        text = file.read_text()
+        file.write_text(text + "# changed\n")
+        assert registry.source_digest(method) != before
+        file.write_text(text)
+    (root / name / "unused.py").write_text("this is no Python")
+    assert registry.source_digest(method) != before
+
+
+def test_the_source_digest_of_anothers_method_in_one_file_stays_that_of_the_file(installed):
+    root, name = installed
+    file = root / name / "method.py"
+    file.write_text(PLUGIN)
+    assert registry.source_digest(registry.load_method("theirs")) == hashlib.sha256(file.read_bytes()).hexdigest()

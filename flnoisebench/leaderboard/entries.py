@@ -116,7 +116,7 @@ class Entry(Config):
 
     @property
     def code(self) -> tuple[str, str]:
-        """Commit and SHA-256 of the method's file."""
+        """Commit and SHA-256 of the method (``registry.source_digest``)."""
         return self.environment["commit"], self.environment["method_sha256"]
 
     def path(self, leaderboards: Path) -> Path:

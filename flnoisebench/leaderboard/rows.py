@@ -126,7 +126,7 @@ class Row(Config):
     torch: str = Field(..., why="version")
     version: str = Field(..., why="of flnoisebench")
     commit: str = Field(..., why="of flnoisebench; '+changes' when the tree differed from it")
-    method_sha256: str = Field(..., why="of the method's file, 16 hex digits")
+    method_sha256: str = Field(..., why="of the method's file and what it imports of its package, 16 digits")
     data_digest: str = Field(..., why="of images and labels, 16 hex digits")
     partition_digests: str = Field(..., why="who holds what, by draw")
     labels_digests: str = Field(..., why="the given labels, by draw")
