@@ -131,8 +131,8 @@ def test_published_orders_are_kept_and_no_others():
 
 
 def test_a_run_that_began_in_another_order_is_not_resumed(images, tmp_path, monkeypatch):
-    words = ("run", "--method", "fedavg", "--dataset", "folder", "--data-root", images, "--clients", "2", "--rounds", "1",
-             "--partition", "iid", "--set", "protocol.model=mlp", "--out", tmp_path)  # fmt: skip
+    words = ("run", "--method", "fedavg", "--dataset", "folder", "--data-root", images, "--clients", "2",
+             "--rounds", "1", "--partition", "iid", "--set", "protocol.model=mlp", "--out", tmp_path)  # fmt: skip
     with monkeypatch.context() as before:
         before.setattr(Folder, "published_order", True)
         done(*words)
