@@ -14,7 +14,7 @@ import sys
 import traceback
 import types
 from collections.abc import Iterator, Sequence
-from importlib.metadata import EntryPoint, distribution, entry_points, packages_distributions
+from importlib.metadata import EntryPoint, entry_points, packages_distributions
 from pathlib import Path
 
 from flnoisebench.api import Card, Dataset, Method
@@ -23,6 +23,7 @@ METHODS = "flnoisebench.methods"
 DATASETS = "flnoisebench.datasets"
 _KIND = {METHODS: "method", DATASETS: "data set"}
 DIGEST = "__flnoisebench_sha256__"  # in a module that was read from a file: of the bytes that it was made from
+OWN = (__package__, METHODS.replace(".", "_"))  # the packages whose code the suite's commit states
 
 
 class UnknownName(ValueError):
@@ -158,16 +159,10 @@ def source_digest(method: type[Method]) -> str:
     if not file:
         return ""
     module, path = method.__module__, Path(file)
-    others = {} if module.split(".")[0] in _own_names() else _imported(module, path)
+    others = {} if module.split(".")[0] in OWN else _imported(module, path)
     parts = [path.read_bytes()]
     parts += [f"\n{name} {hashlib.sha256(others[name]).hexdigest()}".encode() for name in sorted(others)]
     return hashlib.sha256(b"".join(parts)).hexdigest()
-
-
-@functools.cache
-def _own_names() -> set[str]:
-    """The top-level names of the suite."""
-    return set((distribution(__package__).read_text("top_level.txt") or "").split())
 
 
 @functools.cache  # it reads every package's list of files, which takes .4 s
