@@ -288,6 +288,12 @@ def pick_devices(wish: str) -> list[torch.device]:
     return found
 
 
+def kind_of(wish: str) -> str:
+    """cpu or cuda, what the devices of a wish are; a GPU that is named need not be here, for whoever only reads what
+    was run on one.  Raises ValueError as ``pick_devices`` does."""
+    return "cuda" if wish.partition(":")[0] in ("cuda", "all") else pick_devices(wish)[0].type
+
+
 def prepare(
     settings: Settings,
     *,

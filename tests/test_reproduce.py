@@ -356,6 +356,13 @@ def test_reproduce_prints_ours_beside_the_published_and_draws_the_figure(tmp_pat
     assert any(line[0] == "note" and "runs on digits, and the paper on cifar10" in line[1] for line in table)
     assert (out / "figures" / "smoke" / "correction.svg").read_text().startswith("<?xml")
 
+    # what is over is shown where no run can be made too (digits have one precision, also on a GPU)
+    shown = done(
+        "reproduce", "correction", "--scale", "smoke", "--draws", 2, "--out", out, "--device", "cuda", "--dry-run"
+    )
+    assert "correction\t4 runs, 4 of them over, 0 to run" in shown
+    assert ["\t".join(row.values())] == [line for line in shown.splitlines() if line.split("\t")[:3] == wanted]
+
     content = json.loads(done("reproduce", "correction", "--scale", "smoke", "--draws", 2, "--out", out, "--json"))
     assert content["entries"][0]["lines"][0]["published"] == 27.51
     verdicts = json.loads(done("reproduce", "claims", "--scale", "smoke", "--draws", 2, "--out", out, "--json"))

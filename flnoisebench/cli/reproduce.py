@@ -39,10 +39,17 @@ def command(
     workers: Annotated[
         int, typer.Option(min=1, help="Runs at once, in processes of their own (needs the extra sweep).")
     ] = 1,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda:1, all (GPUs), or cuda:0,cuda:1")] = "auto",
+    device: Annotated[
+        str,
+        typer.Option(
+            help="auto, cpu, cuda:1, all (GPUs), or cuda:0,cuda:1. With --dry-run or claims no GPU need be here: cuda "
+            "shows what was run on one."
+        ),
+    ] = "auto",
     data_root: opt.DataRoot = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be run, and run nothing.", show_default="no")
+        bool,
+        typer.Option("--dry-run", help="Run nothing: say what would be, and show what is over.", show_default="no"),
     ] = False,
     retry: Annotated[bool, typer.Option("--retry", help="Go on with runs that failed.", show_default="no")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.", show_default="no")] = False,
@@ -52,7 +59,7 @@ def command(
     if name == "list":
         _list(known, draws)
         return
-    place = runtime.pick_devices(device)[0].type
+    place = runtime.kind_of(device) if dry_run or name == "claims" else runtime.pick_devices(device)[0].type
     if name == "claims":
         _claims(claims.verdicts(scale, out, device=place, draws=draws), as_json)
         return
@@ -64,7 +71,7 @@ def command(
     root = data_root or opt.default_data_root()
     plans = {one.name: reproduce.wanted(one, device=place, draws=draws) for one in chosen.values()}
     if dry_run:
-        _dry_run(plans, out)
+        _dry_run(chosen, plans, out)
         return
     content, without = [], 0
     for one in chosen.values():
@@ -114,13 +121,16 @@ def _list(known: dict[str, Entry], draws: int | None) -> None:
     line("claims", "each claim of the paper: holds, fails or undetermined, from the results that are there")
 
 
-def _dry_run(plans: dict[str, list[Wanted]], out: Path) -> None:
+def _dry_run(chosen: dict[str, Entry], plans: dict[str, list[Wanted]], out: Path) -> None:
     seen: set[Path] = set()
     for name, runs in plans.items():
         folders = {run.settings.folder(out) for run in runs}
         over = {folder for folder in folders if (folder / "result.json").exists()}
         line(name, f"{len(folders)} runs, {len(over)} of them over, {len(folders - over - seen)} to run")
         seen |= folders
+        if over:
+            entry = next(one for one in chosen.values() if one.name == name)
+            _print(entry, reproduce.compared(entry, runs, out), None)
 
 
 def _drawn(entry: Entry, runs: Sequence[Wanted], out: Path, figure: Path | None, root: Path) -> Path | None:
