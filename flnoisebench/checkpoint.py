@@ -1,7 +1,8 @@
 """The checkpoint: content-addressed objects, and one head that is renamed into place.
 
     checkpoint/objects/<sha256>     lists of trees (trees.to_bytes): the server's state; what clients changed at once
-    checkpoint/head.json            where each tree of the last commit lies, counters, length of records.jsonl
+    checkpoint/head.json            where each tree of the last commit lies, counters, length and SHA-256 of
+                                    records.jsonl, SHA-256 of what the run began with (BEGAN_WITH)
 
 A commit writes the objects that are not there yet, appends the round's line to records.jsonl, and renames the new
 head over the old one: that rename is the commit.  Killed before it, the run resumes from the old head, and the
@@ -27,6 +28,7 @@ from flnoisebench.records import replace
 from flnoisebench.trees import Tree
 
 FORMAT = 1
+BEGAN_WITH = ("data.json", "method.sha256")  # beside the head, written by the run before its first commit
 
 
 class Damaged(ValueError):
@@ -65,6 +67,8 @@ class Checkpoint:
         # of each slot: the tree that was written last, the object that holds it, and its place in that object
         self._known: dict[str, tuple[Tree, str, int]] = {}
         self._records_length = 0
+        self._records_sum = hashlib.sha256()  # of these bytes
+        self._began_with: dict[str, str] | None = None  # file -> SHA-256; None before there is a commit
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -73,7 +77,7 @@ class Checkpoint:
     def load(self) -> Commit | None:
         """The last commit, or None where there is none.  Sweeps what a kill left behind.
 
-        Raises Damaged when the head or an object that it names is missing, cut short or altered.
+        Raises Damaged when the head, or a file that it vouches for, is missing, cut short or altered.
         """
         if not self._head.exists():
             # the first commit brings no record, so where there are records there has been a head
@@ -95,6 +99,8 @@ class Checkpoint:
                 counters=head["counters"],
             )
             self._records_length = int(head["records_length"])
+            # heads had neither sum at first
+            records_sum, self._began_with = head.get("records_sha256"), head.get("began_with")
         except Damaged:
             raise
         except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
@@ -104,10 +110,23 @@ class Checkpoint:
             raise Damaged(
                 f"{self.records} has {length} bytes where the checkpoint counts {self._records_length}; {self._advice}"
             )
+        counted = self.records.read_bytes()[: self._records_length] if self.records.exists() else b""
+        self._records_sum = hashlib.sha256(counted)
+        if records_sum not in (None, self._records_sum.hexdigest()):
+            raise Damaged(f"{self.records} was altered: its SHA-256 is not that of the checkpoint; {self._advice}")
+        now = self._beginnings()
+        for name, digest in (self._began_with or {}).items():
+            if now.get(name) != digest:
+                what = "was altered: its SHA-256 is not that of the checkpoint" if name in now else "is missing"
+                raise Damaged(f"{self._head.with_name(name)} {what}; {self._advice}")
         if self.records.exists():
             os.truncate(self.records, self._records_length)
         self._sweep({name for _, name, _ in self._known.values()})
         return commit
+
+    def _beginnings(self) -> dict[str, str]:
+        paths = [self._head.with_name(name) for name in BEGAN_WITH]
+        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.exists()}
 
     @property
     def _advice(self) -> str:
@@ -137,6 +156,12 @@ class Checkpoint:
         written = {id(tree): trees.writes(tree) for tree in new}
         self._thread = threading.Thread(target=self._write_guarded, args=(commit, written), name="checkpoint")
         self._thread.start()
+
+    def discard(self) -> None:
+        """Forget the commit of a run that starts anew before its first round is over."""
+        self._head.unlink(missing_ok=True)
+        self._known, self._began_with = {}, None
+        self._sweep(set())
 
     def wait(self) -> None:
         """Until everything is on the disk.  Raises OSError with advice when it could not be written."""
@@ -192,7 +217,12 @@ class Checkpoint:
                 file.flush()
                 os.fsync(file.fileno())
             self._records_length += len(line)
+            self._records_sum.update(line)
+        if self._began_with is None:
+            self._began_with = self._beginnings()
         head["records_length"] = self._records_length
+        head["records_sha256"] = self._records_sum.hexdigest()
+        head["began_with"] = self._began_with
         replace(self._head, json.dumps({**head, "sha256": _checksum(head)}).encode())
         self._sweep({name for _, name, _ in self._known.values()})
 

@@ -470,9 +470,9 @@ class Run:
         """Carry the run to its end and write result.json.
 
         Resumes where a commit is found.  Raises AlreadyDone when there is a result (``retry`` goes on from the last
-        commit of a failed run), ValueError when the folder holds another run, or this one of another version of the
-        method or of other data, ClientError or MethodError when the method fails (the result then says "failed"),
-        OSError when the disk does.
+        commit of a failed run), ValueError when the folder holds another run, or rounds of this one of another version
+        of the method or of other data (before the first round is over the run starts anew instead), ClientError or
+        MethodError when the method fails (the result then says "failed"), OSError when the disk does.
         """
         self._check_folder(retry)
         try:
@@ -484,8 +484,7 @@ class Run:
             ) from error
         executor: Executor | None = None
         try:
-            commit = checkpoint.load()
-            self._write_settings()
+            commit = self._commit_to_resume(checkpoint)
             (self.folder / "result.json").unlink(missing_ok=True)  # of the failed run that goes on
             for device in self.devices:
                 if device.type == "cuda":
@@ -754,34 +753,45 @@ class Run:
         result = records.load_result(self.folder)
         if result.status == "failed" and retry:
             return  # as an unfinished run
+        problem = ""
         if result.environment["method_sha256"] != self._source:
-            raise ValueError(
-                f"the code of {self.settings.method} has changed since the run in {self.folder} ended. Give this one "
-                "another --out, or move that folder away"
-            )
-        if other := records.other_digests(result.digests, self._digests):
-            raise ValueError(
-                f"the run in {self.folder} had other data ({', '.join(other)}: another SHA-256). Give this one another "
-                "--out, or move that folder away"
-            )
-        raise AlreadyDone(self.folder, result)
+            problem = f"the code of {self.settings.method} has changed since the run in {self.folder} ended"
+        elif other := records.other_digests(result.digests, self._digests):
+            problem = f"the run in {self.folder} had other data ({', '.join(other)}: another SHA-256)"
+        if not problem:
+            raise AlreadyDone(self.folder, result)
+        if result.status == "complete" or result.rounds:
+            raise ValueError(f"{problem}. Give this one another --out, or move that folder away")
 
-    def _write_settings(self) -> None:
-        """First time: write settings.json.  Later: the run must be the same run, of the same data, under the same
-        method's code."""
+    def _commit_to_resume(self, checkpoint: Checkpoint) -> Commit | None:
+        """The last commit, of the same run, of the same data, under the same method's code.
+
+        None where the run starts: the folder then says what it is a run of.  Under other code or on other data it
+        starts anew while no round was committed, since nothing would be mixed.
+        """
+        commit = checkpoint.load()
         path = self.folder / "settings.json"
-        source = self.folder / "checkpoint" / "method.sha256"
-        data = self.folder / "checkpoint" / "data.json"
-        if not path.exists():
+        if path.exists():
+            found = records.load_settings(self.folder)
+            if found.model_dump(exclude=SAID) != self.settings.model_dump(exclude=SAID):
+                raise ValueError(f"{path} describes another run; give this one another --out, or move that folder away")
+        source, data = (self.folder / "checkpoint" / name for name in ("method.sha256", "data.json"))
+        if problem := self._other_beginning(source, data):
+            if commit is not None and commit.counters["round"]:
+                raise ValueError(problem)
+            checkpoint.discard()
+            commit = None
+        if commit is None:
             records.replace(source, self._source.encode())
             records.replace(data, json.dumps(self._digests).encode())
+        if not path.exists():
             records.write_json(path, self.settings)
-            return
-        found = records.load_settings(self.folder)
-        if found.model_dump(exclude=SAID) != self.settings.model_dump(exclude=SAID):
-            raise ValueError(f"{path} describes another run; give this one another --out, or move that folder away")
+        return commit
+
+    def _other_beginning(self, source: Path, data: Path) -> str:
+        """Why the run cannot go on from what it began with, by the files that hold the digests; "" where it can."""
         if source.exists() and source.read_text() != self._source:
-            raise ValueError(
+            return (
                 f"the code of {self.settings.method} has changed since the run in {self.folder} began; resuming would "
                 "mix two versions. Give this one another --out, or move that folder away"
             )
@@ -793,11 +803,12 @@ class Run:
                 "away, or give this one another --out"
             ) from None
         other = sorted(name for name in {*before, *self._digests} if before.get(name) != self._digests.get(name))
-        if other:
-            raise ValueError(
-                f"the run in {self.folder} began with other data ({', '.join(other)}: another SHA-256); resuming would "
-                "mix the two. Put back what it began with, or give this one another --out"
-            )
+        if not other:
+            return ""
+        return (
+            f"the run in {self.folder} began with other data ({', '.join(other)}: another SHA-256); resuming would "
+            "mix the two. Put back what it began with, or give this one another --out"
+        )
 
     def _make_executor(self) -> Executor:
         if self._executor_kind == "processes":

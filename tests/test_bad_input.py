@@ -292,10 +292,18 @@ DAMAGE = {
         overwrite("settings.json", lambda data: data.replace(b'"batch": 32', b'"batch": 33')),
         "describes another run",
     ),
-    "the data's digests cut short": (overwrite("checkpoint/data.json", lambda data: data[:50]), "data.json is damaged"),
+    "one digit of the records": (
+        overwrite("records.jsonl", lambda data: data.replace(b'"exchanges":1', b'"exchanges":2', 1)),
+        "records.jsonl was altered",
+    ),
+    "the data's digests cut short": (
+        overwrite("checkpoint/data.json", lambda data: data[:50]),
+        "data.json was altered",
+    ),
+    "the data's digests missing": (lambda f: (f / "checkpoint/data.json").unlink(), "data.json is missing"),
     "the code of another method": (
         overwrite("checkpoint/method.sha256", lambda data: b"0" * 64),
-        "has changed since the run",
+        "method.sha256 was altered",
     ),
 }
 

@@ -183,6 +183,42 @@ def test_every_bit_of_the_head_is_protected(folder):
     assert loaded(folder).counters["round"] == 3
 
 
+def test_every_bit_of_the_records_and_of_what_the_run_began_with_is_protected(folder):
+    held = Checkpoint(folder)
+    for name in ("data.json", "method.sha256"):
+        (folder / "checkpoint" / name).write_text(f'"{name}"')
+    held.save(commit(0))
+    held.save(commit(1))
+    held.close()
+    saved(folder, commit(2))  # resumed, it counts on from the sum that it found
+    for path in (folder / "records.jsonl", *(folder / "checkpoint" / name for name in ("data.json", "method.sha256"))):
+        good = path.read_bytes()
+        for place in range(len(good)):
+            path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
+            with pytest.raises(Damaged, match=rf"{path} was altered"):
+                loaded(folder)
+        path.write_bytes(good)
+    assert loaded(folder).counters["round"] == 2
+
+
+def test_a_checkpoint_of_before_there_were_such_sums_is_read_and_has_them_after_the_next_commit(folder):
+    (folder / "checkpoint").mkdir()
+    (folder / "checkpoint" / "data.json").write_text("{}")
+    saved(folder, commit(0))
+    path = folder / "checkpoint" / "head.json"
+    head = json.loads(path.read_text())
+    whole = set(head)
+    for name in ("sha256", "records_sha256", "began_with"):
+        del head[name]
+    path.write_text(json.dumps({**head, "sha256": hashlib.sha256(json.dumps(head).encode()).hexdigest()}))
+    saved(folder, commit(1))
+    head = json.loads(path.read_text())
+    assert set(head) == whole
+    assert head["records_sha256"] == hashlib.sha256((folder / "records.jsonl").read_bytes()).hexdigest()
+    assert head["began_with"] == {"data.json": hashlib.sha256(b"{}").hexdigest()}
+    assert loaded(folder).counters["round"] == 1
+
+
 def test_every_bit_of_an_object_is_protected(folder):
     saved(folder, commit(3))
     head = json.loads((folder / "checkpoint" / "head.json").read_text())

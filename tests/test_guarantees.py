@@ -848,6 +848,35 @@ def test_guarantee_7_a_method_whose_code_changed_is_not_resumed(tmp_path):
     assert tiny_run(method, tmp_path).execute().status == "complete"
 
 
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "def init(self, server): 1 / 0",
+        "def aggregate(self, state, uploads, server): 1 / 0",
+        "def aggregate(self, state, *rest): return 1 / 0 if state['chosen'] else super().aggregate(state, *rest)",
+    ],
+    ids=["init", "the first exchange", "the second exchange"],
+)
+def test_guarantee_7_before_the_first_round_is_over_a_mended_method_starts_anew_there(fault, tmp_path):
+    """Nothing could be mixed; afterwards changed code needs a folder of its own, as the test above says."""
+    plugin = tmp_path / "plugin.py"
+
+    def mine(body, out):
+        plugin.write_text(f"{Path(fixtures.__file__).read_text()}\n\nclass Mine(TwoExchanges):\n    {body}\n")
+        return tiny_run(f"{plugin}:Mine", out)
+
+    failed = mine(fault, tmp_path)
+    with pytest.raises(MethodError, match="ZeroDivisionError"):
+        failed.execute()
+    mended = mine("pass", tmp_path)
+    assert mended.folder == failed.folder
+    result = mended.execute()
+    assert result.environment["method_sha256"] == mended._source != failed._source
+    assert (mended.folder / "checkpoint" / "method.sha256").read_text() == mended._source
+    mine("pass", tmp_path / "elsewhere").execute()
+    assert lasting(mended.folder) == lasting(tmp_path / "elsewhere" / mended.folder.relative_to(tmp_path))
+
+
 def test_guarantee_7_a_folder_in_use_by_another_process_is_left_alone(tmp_path):
     folder = interrupted(fixtures.Averaging, tmp_path)
     before = snapshot(folder)
