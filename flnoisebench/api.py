@@ -223,8 +223,8 @@ class Plan:
 class Claims:
     """What a client believes about its own data, for the evaluator's record only.  None: it does not say.
 
-    labels: int64 [n], the labels it now trains on.  clean: float [n], the probability that the given label of
-    each sample is right.  noisy: whether it counts itself, or was told to be, a noisy client.
+    labels: int64 [n], the labels it now trains on.  clean: float [n] in [0, 1], the probability that the given label
+    of each sample is right.  noisy: whether it counts itself, or was told to be, a noisy client.
     """
 
     labels: torch.Tensor | None = None
@@ -439,6 +439,8 @@ class Card:
     conditions: what the method needs beyond FedAvg (a second model, public images, a warm-up stage, ...).  told:
     what it is told about the noise, each one of "noise_rate" (the mean nominal rate over all clients) and
     "noisy_clients" (their nominal number).  departures: from the authors' code or text, and why.
+
+    Raises ValueError for an entry without text, and for a text where a tuple of them is wanted.
     """
 
     title: str
@@ -447,6 +449,22 @@ class Card:
     conditions: tuple[str, ...] = ()
     told: tuple[str, ...] = ()
     departures: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("title", "paper"):
+            if not _is_text(getattr(self, name)):
+                raise ValueError(f"Card({name}={getattr(self, name)!r}): a text is wanted")
+        for name in ("conditions", "told", "departures"):
+            entries = getattr(self, name)
+            if not isinstance(entries, tuple | list) or not all(map(_is_text, entries)):
+                raise ValueError(
+                    f"the card of {self.title}: {name} must be a tuple of texts, of one too: ('why and what',), not "
+                    f"{entries!r}"
+                )
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
 
 
 @dataclass(frozen=True)

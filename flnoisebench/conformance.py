@@ -543,6 +543,18 @@ def refuses_unknown_settings(trial: Trial) -> None:
     raise Broken("Config(no_such_setting=1) is accepted", trial.method.__name__)
 
 
+def says_why(trial: Trial) -> None:
+    def unexplained(kind: type[Config], table: str = "") -> Iterator[str]:
+        for name, entry in kind.model_fields.items():
+            if not (entry.description or "").strip():
+                yield table + name
+            if isinstance(entry.annotation, type) and issubclass(entry.annotation, Config):
+                yield from unexplained(entry.annotation, f"{table}{name}.")
+
+    if names := list(unexplained(trial.method.Config)):
+        raise Broken(f"no reason is given for {', '.join(names)}", f"{trial.method.__name__}.Config")
+
+
 def settings_survive_json(trial: Trial) -> None:
     found = {"the settings tried": trial.tried_config()}
     for preset, dataset, where in trial.presets():
@@ -828,6 +840,12 @@ RULES: tuple[Rule, ...] = (
         refuses_unknown_settings,
         "A setting that it does not have is refused, not ignored.",
         "Derive Config from flnoisebench.api.Config and leave its model_config alone.",
+    ),
+    Rule(
+        "reasons",
+        says_why,
+        "Each of its settings says why it has its default.",
+        'Make it with flnoisebench.api.Field: alpha: float = Field(2.0, unit="...", why="the paper, section 4").',
     ),
     Rule(
         "settings-json",

@@ -53,13 +53,15 @@ class Outcome:
 
 
 def _claims_checked(claims: Claims, size: int) -> Claims:
-    for name, kind in (("labels", "int64"), ("clean", "finite floats")):
+    probabilities = "floats in [0, 1], the probability that each given label is right"
+    for name, kind in (("labels", "int64"), ("clean", probabilities)):
         value = getattr(claims, name)
         if value is None:
             continue
         fits = isinstance(value, torch.Tensor) and value.shape == (size,)
         if fits and name == "clean":
-            fits = value.is_floating_point() and bool(value.isfinite().all())
+            # a posterior may be 1 + 2e-16; a NaN lies nowhere
+            fits = value.is_floating_point() and bool(((value >= 0) & (value <= 1 + 1e-6)).all())
         elif fits:
             fits = value.dtype == torch.int64
         if not fits:

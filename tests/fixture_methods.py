@@ -491,6 +491,10 @@ class Faulty(Averaging):
         claims = Claims()
         if self._bad(client, "nan claim"):
             claims = Claims(clean=torch.full((client.size,), float("nan")))
+        if self._bad(client, "large claim"):
+            claims = Claims(clean=torch.full((client.size,), 1.5))
+        if self._bad(client, "negative claim"):
+            claims = Claims(clean=torch.full((client.size,), -0.5))
         if self._bad(client, "bool claim"):
             claims = Claims(clean=torch.ones(client.size, dtype=torch.bool))
         if self._bad(client, "short claim"):

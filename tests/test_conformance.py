@@ -17,6 +17,7 @@ import wicked_methods as wicked
 from command_line import call, done, refused
 
 from flnoisebench import registry
+from flnoisebench.api import Card
 from flnoisebench.conformance import RULES, check
 
 EVERY_METHOD = registry.names(registry.METHODS)
@@ -147,6 +148,26 @@ def test_a_report_says_what_where_and_what_to_do():
     assert "what: the message or the client's state was changed in place" in text
     assert "where: round 0, exchange 0, client 0, task 'train'" in text
     assert "what to do: Clone before writing" in text
+
+
+def test_settings_without_a_reason_are_named():
+    found = [check(method, only=["reasons"]).findings[0] for method in (wicked.Unexplained, wicked.UnexplainedTable)]
+    assert [one.what for one in found] == [f"no reason is given for {name}" for name in ("alpha", "table.alpha")]
+    assert found[0].where == "Unexplained.Config"
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ({"told": "noise_rate"}, "told must be a tuple of texts"),
+        ({"departures": ("no momentum, since none is stated", " ")}, "departures must be a tuple of texts"),
+        ({"conditions": (1,)}, "conditions must be a tuple of texts"),
+        ({"paper": ""}, "paper=''"),
+    ],
+)
+def test_a_card_whose_entries_say_nothing_is_refused(field, words):
+    with pytest.raises(ValueError, match=words):
+        Card(**{"title": "Mine", "paper": "Somebody, 2025", "year": 2025, **field})
 
 
 def test_an_error_of_the_method_is_reported_with_its_line():

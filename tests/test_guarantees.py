@@ -598,6 +598,8 @@ CLIENT_FAULTS = {
     "aliased upload": "the upload shares the memory of the lane's network at 0.body.1.bias",
     "aliased state": "the state shares the memory of the lane's network",
     "nan claim": "claims.clean",
+    "large claim": r"claims.clean must be a tensor \[24\] of floats in \[0, 1\]",
+    "negative claim": r"claims.clean must be a tensor \[24\] of floats in \[0, 1\]",
     "bool claim": "claims.clean",
     "short claim": r"claims.labels must be a tensor \[24\]",
     "noisy claim": "claims.noisy",

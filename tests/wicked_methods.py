@@ -111,6 +111,27 @@ class Tolerant(Innocent):
     card = breaks("unknown-settings")
 
 
+class Unexplained(Innocent):
+    """A setting without a reason."""
+
+    class Config(Config):
+        alpha: float = 1.0
+
+    card = breaks("reasons")
+
+
+class UnexplainedTable(Innocent):
+    """The same in a table of settings; a reason of nothing is none."""
+
+    class Config(Config):
+        class Table(Config):
+            alpha: float = Field(1.0, why=" ")
+
+        table: Table = Field(Table(), why="a table")
+
+    card = breaks("reasons")
+
+
 class Forgetful(Innocent):
     """A pair that comes back from JSON as a list."""
 
