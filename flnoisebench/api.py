@@ -34,6 +34,12 @@ What makes such a file a benchmark entry is what it cannot do: keep state betwee
 see a true label (nothing it is handed leads to one), read another client's data, draw a number outside the
 named streams, or write into a message.
 
+Tensors live on the run's device: images, labels, networks, and whatever a function returned (state, message, upload)
+by the time that it is handed on, whether the run was resumed in between or not.  What ``rng`` draws is on the CPU, and
+so is what a method makes there: ``value.to(other.device)`` before the two meet, ``.cpu()`` before ``.numpy()``.  The
+server's state, messages and uploads must be finite: a NaN or an infinity in them stops the run.  What has no value yet
+is None, or masked.
+
 A **loss** says how one step is scored: ``loss(network, batch) -> scalar tensor``.  Whatever varies from step
 to step or call to call reaches it through ``Batch``, as tensors, so that an engine may record the step once
 and replay it; closures are refused.
@@ -208,7 +214,7 @@ class Plan:
     """The next exchange: what the server asks of whom.
 
     task: its name, for ``client``.  cohort: the client ids, in any order, none twice.  message: what everybody
-    in the cohort gets.  private: further entries for single clients; they are merged into that client's
+    in the cohort gets, finite.  private: further entries for single clients; they are merged into that client's
     message, which must then be a dict with other keys.  closes_round: the round ends after this exchange.
     """
 
@@ -234,8 +240,8 @@ class Claims:
 
 @dataclass(frozen=True)
 class Reply:
-    """A client's answer: what it uploads, its own next state (KEEP: unchanged), metrics (numbers for the record,
-    averaged over the cohort by size) and claims."""
+    """A client's answer: what it uploads (finite), its own next state (KEEP: unchanged), metrics (numbers for the
+    record, averaged over the cohort by size) and claims."""
 
     upload: Tree = None
     state: Tree = KEEP
@@ -486,7 +492,11 @@ class Preset:
 
 
 class Method:
-    """A federated-learning method.  Subclasses define a card, a Config, presets and the functions below."""
+    """A federated-learning method.  Subclasses define a card, a Config, presets and the functions below.
+
+    The trees that ``init``, ``join``, ``plan``, ``client`` and ``aggregate`` return are moved to the run's device
+    before anybody is handed them.  Those of the server's side and uploads must be finite.
+    """
 
     card: ClassVar[Card]
     Config: ClassVar[type[Config]] = Config
@@ -510,7 +520,7 @@ class Method:
         return torch.nn.Sequential(encoder, torch.nn.Linear(encoder.width, encoder.classes))  # type: ignore[arg-type]
 
     def init(self, server: Server) -> Tree:
-        """The server's first state."""
+        """The server's first state, finite."""
         raise TypeError(f"{type(self).__name__} must define init(server)")
 
     def join(self, client: Client) -> Tree:
@@ -526,7 +536,7 @@ class Method:
         raise TypeError(f"{type(self).__name__} must define client(task, message, client)")
 
     def aggregate(self, state: Tree, uploads: Sequence[Upload], server: Server) -> Tree:
-        """The server's next state.  ``uploads`` are sorted by client."""
+        """The server's next state, finite.  ``uploads`` are sorted by client."""
         raise TypeError(f"{type(self).__name__} must define aggregate(state, uploads, server)")
 
     def predictors(self, state: Tree, server: Server) -> Mapping[str, Callable[[torch.Tensor], torch.Tensor]]:

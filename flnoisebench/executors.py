@@ -105,10 +105,11 @@ def require_finite(outcomes: Sequence[Outcome], jobs: Sequence[Job], method: Met
 
 def _turn(lane: Lane, job: Job) -> Outcome:
     """``perform`` without its errors' dress."""
-    method, state = lane.engine.method, job.state
+    method, state, device = lane.engine.method, job.state, lane.engine.device
     if not job.joined:
         state = method.join(lane.client(job.client, None, job.round, job.exchange, role="join"))
         trees.check(state, "join's state")
+        state = trees.on(state, device)  # where it would be after a resume
     side = lane.client(job.client, state, job.round, job.exchange)
     written = trees.writes(job.message) + trees.writes(state)
     reply = method.client(job.task, job.message, side)
@@ -126,8 +127,11 @@ def _turn(lane: Lane, job: Job) -> Outcome:
                 "next client's turn overwrites: take a copy, as weights(network) does"
             )
     _claims_checked(reply.claims, side.size)
-    reply = Reply(reply.upload, reply.state, as_numbers(reply.metrics, "metric"), reply.claims)
-    return Outcome(job.client, side.size, reply, state if reply.state is KEEP else reply.state, lane.meter.take())
+    kept = reply.state is KEEP
+    state = state if kept else trees.on(reply.state, device)
+    upload, metrics = trees.on(reply.upload, device), as_numbers(reply.metrics, "metric")
+    reply = Reply(upload, KEEP if kept else state, metrics, reply.claims)
+    return Outcome(job.client, side.size, reply, state, lane.meter.take())
 
 
 def as_numbers(values: Mapping[str, Any], what: str) -> dict[str, float]:

@@ -524,7 +524,7 @@ class Run:
     def _first(self, checkpoint: Checkpoint) -> _Position:
         server = self._lane.server(0, 0, "init")
         state = self._call("init", 0, 0, lambda: self.method.init(server))
-        self._check_state(state, "init's state", 0, 0)
+        state = self._accepted_state(state, "init's state", 0, 0)
         noise = self.judge.noise_before()
         images = dict.fromkeys(COUNTED, 0)
         totals = {"bytes_up": 0, "bytes_down": 0, "images": images, "seconds": {}, "peak_memory": 0}
@@ -563,7 +563,7 @@ class Run:
             state = self._call(
                 "aggregate", round, exchange, lambda: self.method.aggregate(position.server, uploads, after)
             )
-        self._check_state(state, "aggregate's state", round, exchange)
+        state = self._accepted_state(state, "aggregate's state", round, exchange)
         if trees.writes(position.server) != written:
             raise MethodError(
                 f"{self._where(round, exchange)}: plan or aggregate wrote into the server's state in place; clone first"
@@ -615,18 +615,18 @@ class Run:
             raise MethodError(
                 f"{where}: the cohort must be distinct clients of 0..{self.engine.clients - 1}, at least one: {cohort}"
             )
-        self._check_tree(plan.message, "the message", round, exchange)
+        message = self._accepted(plan.message, "the message", round, exchange)
         strangers = set(plan.private) - set(cohort)
         if strangers:
             raise MethodError(f"{where}: private additions for clients outside the cohort: {sorted(strangers)}")
-        messages: dict[int, Tree] = dict.fromkeys(cohort, plan.message)
+        messages: dict[int, Tree] = dict.fromkeys(cohort, message)
         for client, addition in plan.private.items():
-            self._check_tree(addition, f"the private addition for client {client}", round, exchange)
-            if not isinstance(plan.message, dict) or set(addition) & set(plan.message):
+            addition = self._accepted(addition, f"the private addition for client {client}", round, exchange)
+            if not isinstance(message, dict) or set(addition) & set(message):
                 raise MethodError(
                     f"{where}: private additions are merged into the message, so it must be a dict with other keys"
                 )
-            messages[client] = {**plan.message, **addition}
+            messages[client] = {**message, **addition}
         return messages
 
     def _gather(
@@ -729,21 +729,26 @@ class Run:
             cause = f"{type(error).__name__}: {error}"
             raise MethodError(f"{self._where(round, exchange)}, {function}: {cause}\n{trace}") from error
 
-    def _check_tree(self, tree: Tree, what: str, round: int, exchange: int) -> None:
+    def _accepted(self, tree: Tree, what: str, round: int, exchange: int) -> Tree:
+        """What the method returned, on the run's device, where it would be after a resume; raises MethodError where it
+        is no tree or not finite."""
         try:
             trees.check(tree, what)
         except trees.TreeError as error:
             raise MethodError(f"{self._where(round, exchange)}: {error}") from error
+        tree = trees.on(tree, self.engine.device)
         if (bad := trees.first_non_finite(tree)) is not None:
             raise MethodError(f"{self._where(round, exchange)}: {what} is not finite at {bad or 'its only value'}")
+        return tree
 
-    def _check_state(self, state: Tree, what: str, round: int, exchange: int) -> None:
-        self._check_tree(state, what, round, exchange)
+    def _accepted_state(self, state: Tree, what: str, round: int, exchange: int) -> Tree:
+        state = self._accepted(state, what, round, exchange)
         if (place := self._lane.shared(state)) is not None:
             raise MethodError(
                 f"{self._where(round, exchange)}: {what} shares the memory of the server's network at "
                 f"{place or 'its only value'}, which the next call overwrites: take a copy, as weights(network) does"
             )
+        return state
 
     def _check_folder(self, retry: bool) -> None:
         """Raises AlreadyDone when there is a result, but ValueError when it is another code's or other data's: its

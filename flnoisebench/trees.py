@@ -100,6 +100,12 @@ def to(tree: Tree, device: torch.device | str) -> Tree:
     return map_tensors(move, tree)
 
 
+def on(tree: Tree, device: torch.device) -> Tree:
+    """The tree itself where all its tensors are on ``device``, which is cheap to find; else ``to``."""
+    elsewhere = any(isinstance(leaf, torch.Tensor) and leaf.device != device for _, leaf in leaves(tree))
+    return to(tree, device) if elsewhere else tree
+
+
 def nbytes(tree: Tree) -> int:
     """The payload in bytes: elements times item size, 8 a number or flag, UTF-8 length of a string.
 

@@ -236,6 +236,42 @@ def test_guarantee_1_a_commit_holds_what_had_happened_when_it_was_made(tmp_path,
         assert len(head["accuracies"]) == head["round"]
 
 
+def test_guarantee_1_whatever_a_hook_is_handed_was_put_on_the_runs_device_in_a_fresh_run_as_in_a_resumed_one(
+    tmp_path, loaded, monkeypatch
+):
+    """Without a second device: what was moved is known by being another tensor than the one that was returned."""
+    moved, handed = [], []
+
+    def away(tree, device):
+        assert torch.device(device) == torch.device("cpu")
+        return trees.map_tensors(lambda tensor: (moved.append(tensor.clone()), moved[-1])[1], tree)
+
+    monkeypatch.setattr(trees, "to", away)
+    monkeypatch.setattr(trees, "on", away)
+    for name, trees_of in {
+        "plan": lambda state, server: state,
+        "client": lambda task, message, client: [message, client.state],
+        "aggregate": lambda state, uploads, server: [state, [upload.content for upload in uploads]],
+        "predictors": lambda state, server: state,
+        "diagnostics": lambda state: state,
+    }.items():
+        real = getattr(loaded.Whole, name)
+
+        def watched(self, *arguments, name=name, real=real, trees_of=trees_of):
+            leaves = trees.leaves(trees_of(*arguments))
+            handed.extend((name, path, leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor))
+            return real(self, *arguments)
+
+        monkeypatch.setattr(loaded.Whole, name, watched)
+    interrupted(fixtures.Whole, tmp_path)
+    fresh = len(handed)
+    tiny_run(fixtures.Whole, tmp_path).execute()
+    known = {id(tensor) for tensor in moved}
+    assert {(name, path) for name, path, tensor in handed if id(tensor) not in known} == set()
+    assert 0 < fresh < len(handed)
+    assert {path for name, path, _ in handed if name == "client"} > {"1/times", "0/w/1.bias"}  # join's, plan's
+
+
 def test_guarantee_1_a_stop_between_two_exchanges_of_a_round_costs_one_exchange(finish, tmp_path, monkeypatch):
     save = Checkpoint.save
 

@@ -249,3 +249,11 @@ def test_a_state_dict_is_a_tree_and_map_tensors_keeps_containers():
 def test_bytes_that_are_no_tree_are_a_value_error_whatever_they_are(data):
     with pytest.raises(ValueError, match="not a tree file, or a damaged one"):
         from_bytes(data)
+
+
+def test_a_tree_is_moved_only_where_a_tensor_of_it_is_elsewhere():
+    here, meta = {"w": torch.ones(2), "n": 1}, torch.device("meta")
+    assert trees.on(here, torch.device("cpu")) is here
+    mixed = trees.on({"a": [torch.ones(2), torch.ones(3, device=meta)], "n": 1}, meta)
+    assert [leaf.device for leaf in mixed["a"]] == [meta, meta]
+    assert mixed["n"] == 1
