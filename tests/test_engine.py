@@ -11,7 +11,7 @@ import torchvision.transforms.v2.functional as vision
 from torchvision.transforms import v2
 
 from flnoisebench.api import Optimiser, Protocol, cross_entropy, weights
-from flnoisebench.engine import DeviceImages, Lane, Look
+from flnoisebench.engine import DeviceImages, Lane, Look, images_of
 from flnoisebench.engine.batches import cut
 from flnoisebench.models import MODELS, build_encoder
 from flnoisebench.testing import tiny_arrays, tiny_engine
@@ -257,7 +257,7 @@ def test_views_are_as_many_as_asked_for_and_none_means_one_that_is_not_augmented
         SEEN.clear()
         client.fit(client.model(None, f"{views}"), spying, views=views, stream=f"{views}")
         assert all(len(batch.views) == count for batch in SEEN)
-        plain = all(torch.equal(batch.x, client.data.plain(batch.index)) for batch in SEEN)
+        plain = all(torch.equal(batch.x, images_of(client).plain(batch.index)) for batch in SEEN)
         assert plain == (views == 0)
 
 
@@ -273,7 +273,7 @@ def test_sgd_with_momentum_and_weight_decay_takes_the_steps_worked_out_by_hand()
 
     def gradient(w):
         w = {name: value.clone().requires_grad_() for name, value in w.items()}
-        x = client.data.plain(torch.arange(24)).double().flatten(1)
+        x = images_of(client).plain(torch.arange(24)).double().flatten(1)
         hidden = F.relu(x @ w["0.body.1.weight"].T + w["0.body.1.bias"])
         scores = hidden @ w["1.weight"].T + w["1.bias"]
         picked = scores.gather(1, client.labels[:, None])[:, 0]
@@ -315,11 +315,12 @@ def by_size(network, batch):
 
 
 def test_soft_labels_are_rows_of_probabilities():
-    client = side(batch=24)
+    engine = tiny_engine(fixtures.Averaging(), batch=24)
+    client = client_of(engine)
     hard, soft = client.model(None, "hard"), client.model(None, "soft")
     soft.load_state_dict(hard.state_dict())
     client.fit(hard, cross_entropy, stream="same")
-    other = client_of(client._lane.engine)
+    other = client_of(engine)
     other.fit(soft, cross_entropy, labels=F.one_hot(client.labels, 3).float(), stream="same")
     for a, b in zip(hard.parameters(), soft.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
@@ -430,7 +431,7 @@ def test_apply_keeps_the_order_of_samples_across_its_large_batches():
     found = client.apply(lambda batch: {"i": batch.index, "y": (batch.y, batch.x.mean((1, 2, 3)))})
     assert torch.equal(found["i"], torch.arange(1300))
     assert torch.equal(found["y"][0], client.labels)
-    torch.testing.assert_close(found["y"][1], client.data.plain(torch.arange(1300)).mean((1, 2, 3)))
+    torch.testing.assert_close(found["y"][1], images_of(client).plain(torch.arange(1300)).mean((1, 2, 3)))
     positions = torch.tensor([700, 3, 3, 1299])
     assert torch.equal(client.apply(lambda batch: batch.index, subset=positions), positions)
 
@@ -440,9 +441,9 @@ def test_apply_has_no_gradient_and_by_default_no_augmentation():
     network = client.model(None, "f", frozen=True)
     scores = client.apply(lambda batch: batch.frozen["f"](batch.x), frozen={"f": network})
     assert not scores.requires_grad
-    torch.testing.assert_close(scores, network(client.data.plain(torch.arange(24))))
+    torch.testing.assert_close(scores, network(images_of(client).plain(torch.arange(24))))
     again = client.apply(lambda batch: batch.x)
-    assert torch.equal(again, client.data.plain(torch.arange(24)))
+    assert torch.equal(again, images_of(client).plain(torch.arange(24)))
     augmented = client.apply(lambda batch: batch.x, view="train")
     assert not torch.equal(augmented, again)
     with pytest.raises(ValueError, match="view must be 'plain' or 'train', not 'test'"):
@@ -557,7 +558,7 @@ def test_a_server_has_no_images_but_the_public_ones():
     server = Lane(tiny_engine(fixtures.Averaging(), arrays=tiny_arrays(public=12))).server(0, 0, "aggregate")
     with pytest.raises(ValueError, match=r"no images of its own: pass data=server\.public"):
         server.fit(server.model(), cross_entropy)
-    with pytest.raises(ValueError, match=r"data must be client\.data or server\.public, not Tensor"):
+    with pytest.raises(ValueError, match=r"data must be client\.data or server\.public of this call, not Tensor"):
         server.apply(lambda batch: batch.x, data=torch.zeros(1))
     assert server.apply(lambda batch: batch.y, data=server.public).tolist() == [-1] * 12  # they have no labels
     assert server.shape == (1, 8, 8)

@@ -23,7 +23,7 @@ from flnoisebench_methods.fedavg import FedAvg
 from flnoisebench import records, runtime
 from flnoisebench.api import Batch, Plan, Rounds, Server, Upload, cross_entropy
 from flnoisebench.checkpoint import Checkpoint
-from flnoisebench.engine import Lane, Look
+from flnoisebench.engine import Lane, Look, images_of
 from flnoisebench.executors import Job, Outcome, perform
 from flnoisebench.settings import resolve
 from flnoisebench.testing import Tiny, capture_safe, tiny_engine, tiny_run, watch_losses
@@ -459,7 +459,7 @@ def test_a_turn_scores_the_own_data_under_the_own_new_weights():
     engine = tiny_engine(made())
     side = Lane(engine).client(0, None, 0, 0)
     network = side.model(outcome.reply.upload["weights"], frozen=True)
-    z = network(side.data.plain(torch.arange(side.size))).double()
+    z = network(images_of(side).plain(torch.arange(side.size))).double()
     torch.testing.assert_close(outcome.state["losses"], fc.sample_losses(z, side.labels, True), rtol=1e-6, atol=0)
     assert outcome.reply.upload["lid"] == pytest.approx(fc.dimensions(z.softmax(1), 20).mean().item(), rel=1e-4)
     assert sorted(outcome.reply.metrics) == ["distance", "lid_huge", "lid_zero", "loss"]
@@ -485,7 +485,7 @@ def test_a_noisy_client_relabels_by_its_own_losses_and_the_global_predictions(on
     outcome = turn_of("judge", {"noisy": True, "weights": trained}, state, settings=settings)
     assert outcome.reply.upload == pytest.approx(4 / 24)  # two of the four largest may change
     side = Lane(tiny_engine(made())).client(0, None, 0, 0)
-    best = side.model(trained, frozen=True)(side.data.plain(torch.arange(24))).argmax(1)
+    best = side.model(trained, frozen=True)(images_of(side).plain(torch.arange(24))).argmax(1)
     expected = state["labels"].clone()
     expected[[2, 6]] = best[[2, 6]]
     assert torch.equal(outcome.state["labels"], expected)
@@ -516,7 +516,7 @@ def test_after_stage_2_every_confident_sample_is_relabelled():
     outcome = turn_of("correct", {}, state, settings={"theta": 0.0})
     side = Lane(tiny_engine(made())).client(0, None, 0, 0)
     start = made().init(Lane(tiny_engine(made())).server(0, 0, "init"))["weights"]
-    best = side.model(start, frozen=True)(side.data.plain(torch.arange(24))).argmax(1)
+    best = side.model(start, frozen=True)(images_of(side).plain(torch.arange(24))).argmax(1)
     assert torch.equal(outcome.state["labels"], best)
     unsure = turn_of("correct", {}, state, settings={"theta": 0.999})
     assert torch.equal(unsure.state["labels"], state["labels"])

@@ -511,12 +511,8 @@ def test_guarantee_4_other_clients_data_do_not_change_an_upload():
     assert uploads[1] != uploads[3]
 
 
-def reachable(roots, true, parts=(), limit=200_000):
-    """Paths (as type names) to a Truth, or to an array or tensor that holds true labels (all, or one client's part),
-    from what a method is handed.
-
-    Modules and types are not followed, and of a function only what it captured.
-    """
+def leads_to_truth(roots, true, parts=()):
+    """Paths to a Truth, or to an array or tensor that holds true labels (all, or one client's part)."""
     own = [true, *parts]
 
     def holds(thing):
@@ -528,6 +524,14 @@ def reachable(roots, true, parts=(), limit=200_000):
             return False
         return np.shares_memory(thing, true) or any(np.array_equal(thing.reshape(-1), part) for part in own)
 
+    return reachable(roots, holds)
+
+
+def reachable(roots, holds, limit=200_000):
+    """Paths (as type names) from what a method is handed to what ``holds`` says of.
+
+    Modules and types are not followed, and of a function only what it captured.
+    """
     seen, found, queue = set(), [], [(root, type(root).__name__) for root in roots]
     while queue:
         thing, path = queue.pop()
@@ -559,15 +563,47 @@ def test_guarantee_4_nothing_that_a_method_is_handed_leads_to_a_true_label(tmp_p
     true = truth.true
     parts = [true[run.scene.positions(client)] for client in range(3)]
     assert not np.array_equal(true, run.scene.given)
-    assert reachable([*handed, run.engine, run.method], true, parts) == []
+    assert leads_to_truth([*handed, run.engine, run.method], true, parts) == []
     # the control: whatever way a truth is planted, the walk finds it
     side = next(thing for thing in handed if type(thing).__name__ == "ClientSide")
     plants = [truth, true, true[:5], torch.as_tensor(true.copy()), lambda: true, {"deep": [{"er": parts[1].copy()}]}]
     for plant in plants:
-        side._lane.planted = plant
-        assert reachable([side], true, parts), plant
-    del side._lane.planted
-    assert reachable([run], true)
+        side.planted = plant
+        assert leads_to_truth([side], true, parts), plant
+    del side.planted
+    assert leads_to_truth([run], true)
+
+
+def test_guarantee_4_nothing_that_a_method_is_handed_leads_to_the_data_of_other_clients():
+    engine = tiny_engine(fixtures.Norm(), arrays=tiny_arrays(public=8))
+    lane, roots = Lane(engine), []
+    for id in (1, 0):  # client 0 comes after another one
+        client = lane.client(id, None, 0, 0)
+        network = client.model()
+        fit = client.fit(network, fixtures.cross_entropy)
+        passed = client.apply(
+            lambda batch: batch.y, frozen={"net": client.model(weights(network), "twin", frozen=True)}
+        )
+        roots = [client, network, fit, passed]
+    server = lane.server(0, 0, "plan")
+    server.fit(server.model(), fixtures.cross_entropy, data=server.public, labels=torch.zeros(8, dtype=torch.int64))
+    stores = {whole.untyped_storage().data_ptr() for whole in (engine.pixels, engine.given, *engine.positions)}
+
+    def of_all(thing):
+        return isinstance(thing, torch.Tensor) and thing.untyped_storage().data_ptr() in stores
+
+    assert reachable([*roots, server], of_all) == []
+    assert reachable([lane], of_all)  # the control
+    for attribute in ("pixels", "rows"):
+        assert not hasattr(client.data, attribute)
+        assert not hasattr(server.public, attribute)
+
+
+def test_guarantee_4_what_another_client_left_of_its_images_cannot_be_trained_on():
+    lane = Lane(tiny_engine(fixtures.Averaging()))
+    other, client = lane.client(1, None, 0, 0), lane.client(0, None, 0, 0)
+    with pytest.raises(ValueError, match=r"data must be client\.data .* of this call"):
+        client.fit(client.model(), fixtures.cross_entropy, data=other.data)
 
 
 # ------------------------------------------------------------------------------------------------- 5: accounts

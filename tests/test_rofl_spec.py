@@ -18,7 +18,7 @@ import torch.nn.functional as F  # noqa: N812
 from flnoisebench import protocols, registry, settings
 from flnoisebench.api import Batch, Rounds, Upload, weights
 from flnoisebench.checkpoint import Checkpoint
-from flnoisebench.engine import Lane, Look
+from flnoisebench.engine import Lane, Look, images_of
 from flnoisebench.executors import ClientError, Job, perform
 from flnoisebench.models import build_encoder
 from flnoisebench.records import load_records
@@ -324,7 +324,7 @@ def test_spec_a_client_s_round_is_the_loop_of_the_definition(round):
 
     side = Lane(engine).client(1, None, round, 0)
     looked = side.model(state["weights"], "looked", frozen=True)
-    features, logits = rofl.forward(looked, side.data.plain(torch.arange(side.size)))
+    features, logits = rofl.forward(looked, images_of(side).plain(torch.arange(side.size)))
     f = state["centroids"]
     if round == 0:
         f = torch.stack([features[side.labels == c].mean(0) for c in range(3)])
@@ -359,7 +359,7 @@ def test_before_the_start_given_labels_are_trained_on_and_after_it_pseudo_labels
         state, replies, _ = turn(engine, state, round)
     for k, reply in replies.items():  # round 2 = T_pl
         side = Lane(engine).client(k, None, 2, 0)
-        guess = side.model(before["weights"], frozen=True)(side.data.plain(torch.arange(side.size))).argmax(1)
+        guess = side.model(before["weights"], frozen=True)(images_of(side).plain(torch.arange(side.size))).argmax(1)
         changed = reply.claims.labels != side.labels
         assert reply.claims.labels[changed].equal(guess[changed])
         assert (reply.claims.clean[changed] == 0).all()
@@ -420,7 +420,9 @@ def test_class_that_the_first_cohorts_lack_has_no_centroid_until_a_holder_comes(
     assert (state["missing"], "classes_without_centroid" in notes) == ([], False)
     torch.testing.assert_close(state["centroids"][2], replies[2].upload["centroids"][2])  # the only holder's
     side = Lane(engine).client(2, None, 2, 0)
-    own = rofl.forward(side.model(old["weights"], frozen=True), side.data.plain(torch.arange(side.size)))[0].mean(0)
+    own = rofl.forward(side.model(old["weights"], frozen=True), images_of(side).plain(torch.arange(side.size)))[0].mean(
+        0
+    )
     assert F.cosine_similarity(replies[2].upload["centroids"][2], own, dim=0).item() > 0.9  # which started at its mean
     assert state["centroids"].isfinite().all()
 

@@ -13,7 +13,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ from flnoisebench.models import Encoder, build_encoder
 from flnoisebench.profiling import Meter
 from flnoisebench.trees import Tree
 
-__all__ = ["DeviceImages", "Engine", "Lane", "Look", "initialised", "make_deterministic"]
+__all__ = ["DeviceImages", "Engine", "Lane", "Look", "images_of", "initialised", "make_deterministic"]
 
 _GLOBAL_GENERATOR = threading.Lock()
 MOST_SESSIONS = 32  # kinds of fit calls that a lane remembers; each keeps its static tensors and recordings
@@ -267,10 +268,11 @@ class Lane:
 
     def _counting(self, parameters: list[torch.nn.Parameter]) -> Callable[[torch.nn.Module, Any], None]:
         """A hook that counts the images that pass an encoder with these parameters."""
+        meter = self.meter  # and not the lane: a method holds the network
 
         def count(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
             trained = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters)
-            self.meter.images["trained" if trained else "passed"] += inputs[0].shape[0]
+            meter.images["trained" if trained else "passed"] += inputs[0].shape[0]
 
         return count
 
@@ -290,17 +292,48 @@ def _remember(cache: OrderedDict[Any, Any], key: Any, value: Any) -> None:
         cache.popitem(last=False)
 
 
+class _Desk(NamedTuple):
+    """What a side works with: its lane, and the images behind its handle."""
+
+    lane: Lane
+    images: DeviceImages | None
+
+
+# Not in the sides themselves, whose attributes would lead from one client to the data of all.
+_DESKS: WeakKeyDictionary[_Side, _Desk] = WeakKeyDictionary()
+
+
+def images_of(side: api.Side) -> DeviceImages:
+    """The images behind ``client.data`` or ``server.public``."""
+    images = _DESKS[side].images  # type: ignore[index]
+    assert images is not None
+    return images
+
+
+class _Handle(api.Images):
+    def __init__(self, images: DeviceImages) -> None:
+        self.size = images.size
+
+
 class _Side(api.Side):
-    """What both sides share.  No reference in it, however far it is followed, leads to a true label."""
+    """What both sides share.
 
-    data: Any  # DeviceImages; None for a server
+    No reference in it, however far it is followed, leads to a true label or to another client's data: it holds copies
+    of its own labels, and handles.  That stops mistakes and not intent: Python's stack frames, its garbage collector
+    and the globals of this module lead everywhere, and the conformance rules on sight look for what comes of it.
+    """
 
-    def __init__(self, lane: Lane, stream: tuple[streams.Name, ...], round: int, exchange: int) -> None:
+    data: Any  # a handle; None for a server
+    public: api.Images | None = None
+
+    def __init__(
+        self, lane: Lane, images: DeviceImages | None, stream: tuple[streams.Name, ...], round: int, exchange: int
+    ) -> None:
+        _DESKS[self] = _Desk(lane, images)
         engine = lane.engine
         self.round, self.exchange = round, exchange
         self.clients, self.classes = engine.clients, engine.classes
         self.protocol, self.told = engine.protocol, engine.told
-        self._lane = lane
         self._stream = stream  # (role, client, round, exchange)
         self._used: set[str] = set()
 
@@ -312,7 +345,7 @@ class _Side(api.Side):
                 "use another name"
             )
         self._used.add(name)
-        return (self._lane.engine.seed, *self._stream, name)
+        return (_DESKS[self].lane.engine.seed, *self._stream, name)
 
     def rng(self, name: str) -> torch.Generator:
         return streams.torch_stream(*self._names(f"rng/{name}"))
@@ -322,7 +355,7 @@ class _Side(api.Side):
 
     def model(self, weights: Tree = None, name: str = "main", *, frozen: bool = False) -> torch.nn.Module:
         self._names(f"model/{name}")
-        return self._lane.network(weights, name, self._stream, frozen)
+        return _DESKS[self].lane.network(weights, name, self._stream, frozen)
 
     def batch_sizes(
         self, *, size: int | None = None, batch: int | None = None, last_batch: str | None = None
@@ -330,16 +363,16 @@ class _Side(api.Side):
         if size is None:
             size = self._images(None).size
         protocol = self.protocol
-        lone_is_bad = self._lane.engine.batchnorm
+        lone_is_bad = _DESKS[self].lane.engine.batchnorm
         return cut(size, batch or protocol.batch, last_batch or protocol.last_batch, lone_is_bad)
 
     def _images(self, data: api.Images | None) -> DeviceImages:
         data = self.data if data is None else data
         if data is None:
             raise ValueError("the server has no images of its own: pass data=server.public")
-        if not isinstance(data, DeviceImages):
-            raise ValueError(f"data must be client.data or server.public, not {type(data).__name__}")
-        return data
+        if data is not self.data and data is not self.public:
+            raise ValueError(f"data must be client.data or server.public of this call, not {type(data).__name__}")
+        return images_of(self)
 
     def _own_labels(self, images: DeviceImages) -> torch.Tensor:
         """Given labels in the owner's order; -1 where there are none (public images)."""
@@ -355,7 +388,7 @@ class _Side(api.Side):
         return subset
 
     def _rows(self, named: Mapping[str, torch.Tensor] | None, length: int, what: str) -> dict[str, torch.Tensor]:
-        device = self._lane.engine.device
+        device = _DESKS[self].lane.engine.device
         for name, value in (named or {}).items():
             if not isinstance(value, torch.Tensor) or value.dim() < 1 or value.shape[0] < length:
                 found = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
@@ -402,7 +435,8 @@ class _Side(api.Side):
             name: self._other(images, name, spec, (*names, "other", name)) for name, spec in (streams or {}).items()
         }
         feed = Feed(images, positions, sizes, views, _epoch_streams(names))
-        meter = self._lane.meter
+        lane = _DESKS[self].lane
+        meter = lane.meter
         passes = -(-steps // len(sizes)) if sizes else self.protocol.local_epochs if epochs is None else epochs
         meter.images["skipped"] += passes * (positions.numel() - feed.used)
         modes = [(module, module.training) for module in network.modules() if not module.training]
@@ -419,7 +453,7 @@ class _Side(api.Side):
                 optimiser=optimiser or self.protocol.optimiser_at(self.round),
                 precision=self.protocol.precision,
             )
-            result = training.fit(network, loss, lane=self._lane, call=call, steps=steps)
+            result = training.fit(network, loss, lane=lane, call=call, steps=steps)
         for module, mode in modes:  # fit itself trains in training mode, whatever it was handed
             module.training = mode
         if not np.isfinite(result.loss):
@@ -457,10 +491,11 @@ class _Side(api.Side):
         images = self._images(data)
         device = images.device
         rng = _epoch_streams(self._names(f"apply/{stream}")) if view == "train" else None
-        with self._lane.meter.time("apply", device):
+        lane = _DESKS[self].lane
+        with lane.meter.time("apply", device):
             return training.apply(
                 function,
-                lane=self._lane,
+                lane=lane,
                 images=images,
                 labels=self._own_labels(images),
                 subset=self._subset(images, subset, "apply"),
@@ -477,24 +512,26 @@ def _epoch_streams(names: tuple[streams.Name, ...]) -> Callable[[int, str], torc
 
 class ClientSide(_Side, api.Client):
     def __init__(self, lane: Lane, id: int, state: Tree, round: int, exchange: int, role: str) -> None:
-        super().__init__(lane, (role, id, round, exchange), round, exchange)
         rows = lane.engine.positions[id]
+        images = lane.engine.images(rows)
+        super().__init__(lane, images, (role, id, round, exchange), round, exchange)
         self.id = id
         self.state = state
-        self.data = lane.engine.images(rows)
-        self.size = self.data.size
+        self.data = _Handle(images)
+        self.size = images.size
         self.labels = lane.engine.given.index_select(0, rows)
         self._given = self.labels.clone()
 
     def _own_labels(self, images: DeviceImages) -> torch.Tensor:
-        return self._given if images is self.data else super()._own_labels(images)
+        return self._given
 
 
 class ServerSide(_Side, api.Server):
     def __init__(self, lane: Lane, round: int, exchange: int, role: str) -> None:
-        super().__init__(lane, (role, None, round, exchange), round, exchange)
+        images = lane.engine.public
+        super().__init__(lane, images, (role, None, round, exchange), round, exchange)
         self.shape = lane.engine.shape
-        self.public = lane.engine.public
+        self.public = None if images is None else _Handle(images)
         self.data = None
         self.notes: dict[str, Any] = {}
         self.noisy_clients: list[int] | None = None
