@@ -27,7 +27,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -40,7 +40,7 @@ from flnoisebench import records, registry, runtime, scenario, trees
 from flnoisebench.api import KEEP, Config, Method, Plan, Protocol, Reply, Rounds, Tree, Upload
 from flnoisebench.checkpoint import Checkpoint, Commit
 from flnoisebench.engine import Engine, Lane
-from flnoisebench.executors import Job, perform
+from flnoisebench.executors import ClientError, Job, perform
 from flnoisebench.settings import TRACKS, explain, merged, resolve
 from flnoisebench.testing import tiny_arrays, tiny_engine, tiny_protocol, tiny_run, watch_losses
 
@@ -286,16 +286,19 @@ def _watched(method: Method, log: Log) -> Method:
     base: Any = type(method)
 
     class Watched(base):
+        @wraps(base.init)
         def init(self, server: Any) -> Tree:
             state = super().init(server)
             if log.on and _is_tree(state):
                 log.server.append(ServerTurn("init", None, (), 0, 0, trees.digest(state)))
             return state
 
+        @wraps(base.join)
         def join(self, client: Any) -> Tree:
             newcomers.add(client.id)
             return super().join(client)
 
+        @wraps(base.client)
         def client(self, task: str, message: Tree, client: Any) -> Reply:
             where = f"round {client.round}, exchange {client.exchange}, client {client.id}, task {task!r}"
             state, joined = client.state, client.id not in newcomers
@@ -311,6 +314,7 @@ def _watched(method: Method, log: Log) -> Method:
                 log.turns.append(Turn(client.id, task, message, state, joined, client.round, client.exchange, digest))
             return reply
 
+        @wraps(base.plan)
         def plan(self, state: Tree, server: Any) -> Plan | None:
             if not log.on:
                 return super().plan(state, server)
@@ -322,6 +326,7 @@ def _watched(method: Method, log: Log) -> Method:
                 log.server.append(ServerTurn("plan", state, (), server.round, server.exchange, _plan_digest(plan)))
             return plan
 
+        @wraps(base.aggregate)
         def aggregate(self, state: Tree, uploads: Sequence[Upload], server: Any) -> Tree:
             if not log.on:
                 return super().aggregate(state, uploads, server)
@@ -334,6 +339,7 @@ def _watched(method: Method, log: Log) -> Method:
                 log.server.append(ServerTurn("aggregate", state, tuple(uploads), server.round, server.exchange, digest))
             return after
 
+        @wraps(base.predictors)
         def predictors(self, state: Tree, server: Any) -> Any:
             if not log.on:
                 return super().predictors(state, server)
@@ -341,6 +347,7 @@ def _watched(method: Method, log: Log) -> Method:
             with log.guarding("the server's state", f"round {server.round}, predictors", state):
                 return super().predictors(state, server)
 
+        @wraps(base.diagnostics)
         def diagnostics(self, state: Tree) -> Any:
             if not log.on:
                 return super().diagnostics(state)
@@ -412,7 +419,7 @@ def _blaming(where: str = "") -> Iterator[None]:
     except Exception as error:
         known = isinstance(error, RuntimeError | ValueError) and str(error)
         text = str(error) if known else f"{type(error).__name__}: {error}"
-        if "\n" not in text:  # the runtime's errors bring the method's traceback along
+        if "\n" not in text and not isinstance(error, ClientError | runtime.MethodError):  # these say where it is
             text += "\n" + "".join(traceback.format_tb(error.__traceback__))
         raise Broken(_said(RuntimeError(text)), where) from error
 

@@ -6,11 +6,14 @@ outcomes come back sorted by client, so every executor gives the same bits.
 
 from __future__ import annotations
 
+import inspect
 import math
+import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -75,12 +78,15 @@ def perform(lane: Lane, job: Job) -> Outcome:
     """One client's turn on one lane.  Raises ClientError for whatever goes wrong in it."""
     method = lane.engine.method
     lane.meter.take()
+    hook, state = "join", job.state
     try:
         with lane.at_work():
-            return _turn(lane, job)
+            if not job.joined:
+                state = _joined(lane, job)
+            hook = "client"
+            return _turn(lane, job, state)
     except Exception as error:
-        trace = "".join(traceback.format_tb(error.__traceback__)[1:])
-        failure = ClientError(f"{_where(method, job)}: {type(error).__name__}: {error}\n{trace}")
+        failure = ClientError(f"{_where(method, job)}: {told(error, method, hook)}")
         failure.client = job.client
         raise failure from error
 
@@ -88,6 +94,28 @@ def perform(lane: Lane, job: Job) -> Outcome:
 def _where(method: Method, job: Job) -> str:
     who = f"{type(method).__name__}, round {job.round}, exchange {job.exchange}, client {job.client}"
     return f"{who}, task {job.task!r}"
+
+
+def definition(method: Method, hook: str) -> str:
+    """``FedAvg.aggregate (methods/fedavg.py:25)``: where a function of a method is defined."""
+    function = inspect.unwrap(getattr(type(method), hook))
+    code = getattr(function, "__code__", None)
+    if code is None or function.__module__ == Method.__module__:  # it has none of its own
+        return f"{type(method).__name__}.{hook} ({inspect.getsourcefile(type(method))})"
+    return f"{function.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
+
+
+def told(error: Exception, method: Method, hook: str) -> str:
+    """The error with the lines that lead to it; or, where no line is the method's since what a hook of it returned is
+    wrong, with the place where that is defined."""
+    lines = traceback.extract_tb(error.__traceback__)[1:]
+    cause = f"{type(error).__name__}: {error}"
+    if all(line.filename.startswith(_PACKAGE) for line in lines):
+        return f"{cause}; see {definition(method, hook)}"
+    return f"{cause}\n{''.join(traceback.format_list(lines))}"
+
+
+_PACKAGE = str(Path(__file__).parent) + os.sep
 
 
 def require_finite(outcomes: Sequence[Outcome], jobs: Sequence[Job], method: Method) -> None:
@@ -100,16 +128,22 @@ def require_finite(outcomes: Sequence[Outcome], jobs: Sequence[Job], method: Met
     for outcome, bad in zip(outcomes, trees.non_finite([outcome.reply.upload for outcome in outcomes]), strict=True):
         if bad is not None:
             where = _where(method, by_client[outcome.client])
-            raise ClientError(f"{where}: FloatingPointError: the upload is not finite at {bad or 'its only value'}")
+            raise ClientError(
+                f"{where}: FloatingPointError: the upload is not finite at {bad or 'its only value'}; see "
+                f"{definition(method, 'client')}"
+            )
 
 
-def _turn(lane: Lane, job: Job) -> Outcome:
-    """``perform`` without its errors' dress."""
-    method, state, device = lane.engine.method, job.state, lane.engine.device
-    if not job.joined:
-        state = method.join(lane.client(job.client, None, job.round, job.exchange, role="join"))
-        trees.check(state, "join's state")
-        state = trees.on(state, device)  # where it would be after a resume
+def _joined(lane: Lane, job: Job) -> Tree:
+    """The client's first state, on the lane's device, where it would be after a resume."""
+    state = lane.engine.method.join(lane.client(job.client, None, job.round, job.exchange, role="join"))
+    trees.check(state, "join's state")
+    return trees.on(state, lane.engine.device)
+
+
+def _turn(lane: Lane, job: Job, state: Tree) -> Outcome:
+    """``perform`` of a client that has a state, without its errors' dress."""
+    method, device = lane.engine.method, lane.engine.device
     side = lane.client(job.client, state, job.round, job.exchange)
     written = trees.writes(job.message) + trees.writes(state)
     reply = method.client(job.task, job.message, side)

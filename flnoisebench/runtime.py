@@ -14,7 +14,6 @@ import os
 import platform
 import subprocess
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -40,7 +39,9 @@ from flnoisebench.executors import (
     Serial,
     Threads,
     as_numbers,
+    definition,
     require_finite,
+    told,
 )  # fmt: skip
 from flnoisebench.imagefiles import reordered
 from flnoisebench.profiling import Meter, peak_memory, synchronise
@@ -524,7 +525,7 @@ class Run:
     def _first(self, checkpoint: Checkpoint) -> _Position:
         server = self._lane.server(0, 0, "init")
         state = self._call("init", 0, 0, lambda: self.method.init(server))
-        state = self._accepted_state(state, "init's state", 0, 0)
+        state = self._accepted_state("init", state, 0, 0)
         noise = self.judge.noise_before()
         images = dict.fromkeys(COUNTED, 0)
         totals = {"bytes_up": 0, "bytes_down": 0, "images": images, "seconds": {}, "peak_memory": 0}
@@ -544,7 +545,7 @@ class Run:
             plan = self._call("plan", round, exchange, lambda: self.method.plan(position.server, server))
         if plan is None:
             if exchange:
-                raise MethodError(f"{self._where(round, exchange)}: plan ended the run in the middle of a round")
+                raise self._refused("plan", round, exchange, "plan ended the run in the middle of a round")
             position.ended = True
             checkpoint.save(Commit(position.server, position.clients, position.claims, position.counters()))
             return None
@@ -563,13 +564,13 @@ class Run:
             state = self._call(
                 "aggregate", round, exchange, lambda: self.method.aggregate(position.server, uploads, after)
             )
-        state = self._accepted_state(state, "aggregate's state", round, exchange)
+        state = self._accepted_state("aggregate", state, round, exchange)
         if trees.writes(position.server) != written:
             raise MethodError(
                 f"{self._where(round, exchange)}: plan or aggregate wrote into the server's state in place; clone first"
             )
         if trees.writes([upload.content for upload in uploads]) != uploaded:  # it may be part of a client's state
-            raise MethodError(f"{self._where(round, exchange)}: aggregate wrote into an upload in place; clone first")
+            raise self._refused("aggregate", round, exchange, "aggregate wrote into an upload in place; clone first")
         with meter.time("digest", self.device):
             position.digest = _chained(position.digest, state, outcomes)
         self._gather(position, plan, messages, outcomes, (server.notes, after.notes))
@@ -584,10 +585,11 @@ class Run:
         else:
             position.exchange += 1
             if position.exchange == MOST_EXCHANGES:
-                raise MethodError(
-                    f"{self._where(round, position.exchange)}: the round is still open after {MOST_EXCHANGES} "
-                    f"exchanges; no plan had closes_round=True, and the last one's task is {plan.task!r}"
-                )
+                raise self._refused(
+                    "plan", round, position.exchange,
+                    f"the round is still open after {MOST_EXCHANGES} exchanges; no plan had closes_round=True, and the "
+                    f"last one's task is {plan.task!r}",
+                )  # fmt: skip
             position.open.add(meter.take())
             position.open.seconds["round"] += time.perf_counter() - started  # type: ignore[assignment]
         with meter.time("commit"):
@@ -604,28 +606,29 @@ class Run:
 
     def _messages(self, plan: Plan, round: int, exchange: int) -> dict[int, Tree]:
         """Each cohort member's message; raises MethodError for a plan that the contract does not allow."""
-        where = self._where(round, exchange)
+
+        def refused(text: str) -> MethodError:
+            return self._refused("plan", round, exchange, text)
+
         if not isinstance(plan, Plan):
-            raise MethodError(f"{where}: plan must return a Plan or None, not {type(plan).__name__}")
+            raise refused(f"plan must return a Plan or None, not {type(plan).__name__}")
         try:
             cohort = sorted(int(client) for client in plan.cohort)
         except (TypeError, ValueError) as error:
-            raise MethodError(f"{where}: the cohort must be a sequence of client ids: {error}") from error
+            raise refused(f"the cohort must be a sequence of client ids: {error}") from error
         if not cohort or len(set(cohort)) != len(cohort) or cohort[0] < 0 or cohort[-1] >= self.engine.clients:
-            raise MethodError(
-                f"{where}: the cohort must be distinct clients of 0..{self.engine.clients - 1}, at least one: {cohort}"
+            raise refused(
+                f"the cohort must be distinct clients of 0..{self.engine.clients - 1}, at least one: {cohort}"
             )
-        message = self._accepted(plan.message, "the message", round, exchange)
+        message = self._accepted("plan", plan.message, "the message", round, exchange)
         strangers = set(plan.private) - set(cohort)
         if strangers:
-            raise MethodError(f"{where}: private additions for clients outside the cohort: {sorted(strangers)}")
+            raise refused(f"private additions for clients outside the cohort: {sorted(strangers)}")
         messages: dict[int, Tree] = dict.fromkeys(cohort, message)
         for client, addition in plan.private.items():
-            addition = self._accepted(addition, f"the private addition for client {client}", round, exchange)
+            addition = self._accepted("plan", addition, f"the private addition for client {client}", round, exchange)
             if not isinstance(message, dict) or set(addition) & set(message):
-                raise MethodError(
-                    f"{where}: private additions are merged into the message, so it must be a dict with other keys"
-                )
+                raise refused("private additions are merged into the message, so it must be a dict with other keys")
             messages[client] = {**message, **addition}
         return messages
 
@@ -725,29 +728,33 @@ class Run:
         try:
             return call()
         except Exception as error:
-            trace = "".join(traceback.format_tb(error.__traceback__)[1:])
-            cause = f"{type(error).__name__}: {error}"
-            raise MethodError(f"{self._where(round, exchange)}, {function}: {cause}\n{trace}") from error
+            cause = told(error, self.method, function)
+            raise MethodError(f"{self._where(round, exchange)}, {function}: {cause}") from error
 
-    def _accepted(self, tree: Tree, what: str, round: int, exchange: int) -> Tree:
+    def _refused(self, hook: str, round: int, exchange: int, text: str) -> MethodError:
+        """What is wrong with what a hook of the method returned."""
+        return MethodError(f"{self._where(round, exchange)}: {text}; see {definition(self.method, hook)}")
+
+    def _accepted(self, hook: str, tree: Tree, what: str, round: int, exchange: int) -> Tree:
         """What the method returned, on the run's device, where it would be after a resume; raises MethodError where it
         is no tree or not finite."""
         try:
             trees.check(tree, what)
         except trees.TreeError as error:
-            raise MethodError(f"{self._where(round, exchange)}: {error}") from error
+            raise self._refused(hook, round, exchange, str(error)) from error
         tree = trees.on(tree, self.engine.device)
         if (bad := trees.first_non_finite(tree)) is not None:
-            raise MethodError(f"{self._where(round, exchange)}: {what} is not finite at {bad or 'its only value'}")
+            raise self._refused(hook, round, exchange, f"{what} is not finite at {bad or 'its only value'}")
         return tree
 
-    def _accepted_state(self, state: Tree, what: str, round: int, exchange: int) -> Tree:
-        state = self._accepted(state, what, round, exchange)
+    def _accepted_state(self, hook: str, state: Tree, round: int, exchange: int) -> Tree:
+        state = self._accepted(hook, state, f"{hook}'s state", round, exchange)
         if (place := self._lane.shared(state)) is not None:
-            raise MethodError(
-                f"{self._where(round, exchange)}: {what} shares the memory of the server's network at "
-                f"{place or 'its only value'}, which the next call overwrites: take a copy, as weights(network) does"
-            )
+            raise self._refused(
+                hook, round, exchange,
+                f"{hook}'s state shares the memory of the server's network at {place or 'its only value'}, which the "
+                "next call overwrites: take a copy, as weights(network) does",
+            )  # fmt: skip
         return state
 
     def _check_folder(self, retry: bool) -> None:

@@ -177,6 +177,16 @@ def test_an_error_of_the_method_is_reported_with_its_line():
     assert f"wicked_methods.py, line {line}" in report.findings[0].what
 
 
+def test_what_a_hook_returned_is_reported_with_the_hook_and_its_line():
+    report = check(wicked.NoTree, only=["runs"], **SHORT)
+    line = inspect.getsourcelines(wicked.NoTree.aggregate)[1]
+    what = report.findings[0].what
+    assert what == (
+        "NoTree, round 0, exchange 0: aggregate's state/0: set is no tree (tensor, bool, int, float, str, None, or a "
+        f"dict, list or tuple of those); see NoTree.aggregate ({wicked.__file__}:{line})"
+    )
+
+
 def test_a_stage_beyond_the_rounds_is_named():
     settings = {"correct_start": 30}
     assert check("fedavg-relabel", settings=settings, only=["settings-json"]).unreached == {"correct_start": 30}

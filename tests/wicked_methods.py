@@ -661,6 +661,15 @@ class Fails(Innocent):
         return super().aggregate(state, uploads, server)
 
 
+class NoTree(Innocent):
+    """A set is no tree."""
+
+    card = breaks("runs")
+
+    def aggregate(self, state, uploads, server):
+        return [{1, 2}]
+
+
 class EndsAtOnce(Innocent):
     """Ends the run before its first round."""
 
