@@ -39,7 +39,7 @@ import torch
 from flnoisebench import records, registry, runtime, scenario, trees
 from flnoisebench.api import KEEP, Config, Method, Plan, Protocol, Reply, Rounds, Tree, Upload
 from flnoisebench.checkpoint import Checkpoint, Commit
-from flnoisebench.engine import Engine, Lane
+from flnoisebench.engine import Engine, Lane, initialised
 from flnoisebench.executors import ClientError, Job, perform
 from flnoisebench.settings import TRACKS, explain, merged, resolve
 from flnoisebench.testing import tiny_arrays, tiny_engine, tiny_protocol, tiny_run, watch_losses
@@ -180,14 +180,59 @@ def _generators_at(seed: int) -> Iterator[Callable[[], list[str]]]:
         torch.set_rng_state(kept[2])
 
 
-def _generators() -> dict[str, str]:
+def _generators() -> dict[str, Any]:
     """The state of each global generator."""
-    numpy_state = np.random.get_state(legacy=False)
+    numpy_state = np.random.get_state(legacy=False)["state"]
     return {
-        "random": str(random.getstate()),
-        "numpy.random": str([numpy_state["state"]["key"].tolist(), numpy_state["state"]["pos"]]),
-        "torch": str(torch.get_rng_state().tolist()),
+        "random": random.getstate(),
+        "numpy.random": (numpy_state["key"].tobytes(), numpy_state["pos"]),
+        "torch": torch.get_rng_state().numpy().tobytes(),
     }
+
+
+@contextmanager
+def _tracing(files: set[str], moved: Callable[[], list[str]]) -> Iterator[list[str]]:
+    """Yields a list that gets the first line of these files, "file, line 3", at which a global generator moves.
+
+    Networks are built with torch's own seeded, and it is put back: what happens there is passed over.
+    """
+    found: list[str] = []
+    within: list[tuple[str, int]] = []  # the line at which each running function of these files is
+    building = 0
+
+    def compare() -> None:
+        if within and not found and moved():
+            found.append("{}, line {}".format(*within[-1]))
+
+    def on_line(frame: Any, event: str, _: Any) -> Any:
+        compare()
+        within.pop()
+        if event != "return":
+            within.append((frame.f_code.co_filename, frame.f_lineno))
+        return on_line
+
+    def on_building(frame: Any, event: str, _: Any) -> Any:
+        nonlocal building
+        building -= event == "return"
+        return on_building
+
+    def on_call(frame: Any, event: str, _: Any) -> Any:
+        nonlocal building
+        if frame.f_code is initialised.__code__:
+            building += 1
+            return on_building
+        if found or building or frame.f_code.co_filename not in files:
+            return None
+        compare()
+        within.append((frame.f_code.co_filename, frame.f_lineno))
+        return on_line
+
+    kept = sys.gettrace()
+    sys.settrace(on_call)
+    try:
+        yield found
+    finally:
+        sys.settrace(kept)
 
 
 # -------------------------------------------------------------------------------------------------- a watched run
@@ -466,6 +511,27 @@ class Trial:
             raise Refused(self._plain)
         return self._plain
 
+    @cached_property
+    def elsewhere(self) -> tuple[Lasting, list[str]]:
+        """The plain run with the global generators elsewhere, and the names of those that it moved."""
+        run = self.run()
+        with _generators_at(1) as moved, _blaming():
+            run.execute()
+            return _lasting(run.folder), moved()
+
+    @cached_property
+    def drawn(self) -> tuple[str, str] | None:
+        """(what, where) of the first draw from a global generator, if there is one."""
+        names = self.elsewhere[1]
+        if not names:
+            return None
+        own = [base.__module__ for base in self.method.__mro__ if base not in Method.__mro__]
+        files = {str(sys.modules[name].__file__) for name in own}
+        run = self.run()
+        with _generators_at(1) as moved, _blaming(), _tracing(files, moved) as found:
+            run.execute()
+        return f"the global generator of {' and of '.join(names)} was drawn from or seeded", "".join(found)
+
     def unlike_plain(self, change: str = "as drawn", **protocol: Any) -> None:
         """A run of another federation; when the plain one fails already, it says nothing about that."""
         _ = self.plain
@@ -711,12 +777,10 @@ def runs_anywhere(trial: Trial) -> None:
 
 
 def leaves_global_randomness_alone(trial: Trial) -> None:
-    expected, run = trial.plain.lasting, trial.run()
-    with _generators_at(1) as moved, _blaming():
-        run.execute()
-        if names := moved():
-            raise Broken(f"the global generator of {' and of '.join(names)} was drawn from or seeded")
-    if place := _difference(expected, _lasting(run.folder)):
+    expected = trial.plain.lasting
+    if trial.drawn is not None:
+        raise Broken(*trial.drawn)
+    if place := _difference(expected, trial.elsewhere[0]):
         raise Broken("with the global generators of random, numpy and torch elsewhere, the run is another one", place)
 
 
@@ -825,13 +889,15 @@ def copes_with_one_sample(trial: Trial) -> None:
 @dataclass(frozen=True)
 class Rule:
     """promise: what a method that keeps it does.  remedy: what to do where it is broken.  refusal: a pattern of the
-    runtime's own words for the same."""
+    runtime's own words for the same.  repeatable: it asks for the same numbers again, so it says nothing of a method
+    that draws from a global generator."""
 
     name: str
     test: Callable[[Trial], None]
     promise: str
     remedy: str
     refusal: str = r"(?!)"
+    repeatable: bool = False
 
 
 RULES: tuple[Rule, ...] = (
@@ -872,18 +938,21 @@ RULES: tuple[Rule, ...] = (
         repeats,
         "The same settings and seed give the same run.",
         "Take out what differs from run to run: clocks, addresses, the order of a set, what a run leaves behind.",
+        repeatable=True,
     ),
     Rule(
         "seed",
         depends_on_the_seed,
         "Another seed gives another run.",
         "Draw initial weights with side.model() and all else from side.rng(name); seed nothing with a constant.",
+        repeatable=True,
     ),
     Rule(
         "pure",
         is_pure,
         "The same call with the same arguments gives the same answer, whatever was called before.",
         "Keep nothing in the object, its class or module: what must last is returned as state.",
+        repeatable=True,
     ),
     Rule(
         "resumes",
@@ -891,12 +960,14 @@ RULES: tuple[Rule, ...] = (
         "Stopped at any exchange and resumed, the run ends as if undisturbed.",
         "Keep states plain trees (dict, list, tuple, tensors, numbers, strings): a subclass, or an attribute of one, "
         "does not outlive a stop; numpy's numbers become Python's.",
+        repeatable=True,
     ),
     Rule(
         "executors",
         runs_anywhere,
         "One client after the other, many at once, or in other processes: the run is the same.",
         "Do not look at threads, processes or what another client's turn left behind, and share no object to write in.",
+        repeatable=True,
     ),
     Rule(
         "randomness",
@@ -909,18 +980,21 @@ RULES: tuple[Rule, ...] = (
         sees_no_other_client,
         "For the same message, other clients' data change nothing in a client's upload or state.",
         "Use what client offers (labels, data, state), not what can be reached behind it.",
+        repeatable=True,
     ),
     Rule(
         "server-sight",
         server_sees_no_data,
         "For the same uploads, the clients' data change nothing at the server.",
         "Use what server offers and what clients upload, not what can be reached behind it.",
+        repeatable=True,
     ),
     Rule(
         "truth",
         sees_no_truth,
         "True labels change nothing in the run.",
         "Train and predict from the given labels alone; the truth is the evaluator's.",
+        repeatable=True,
     ),
     Rule(
         "bytes",
@@ -928,6 +1002,7 @@ RULES: tuple[Rule, ...] = (
         "Messages and uploads carry what is counted: elements times item size, 8 a number, UTF-8 length of a string.",
         "Send plain dicts, lists, tuples, tensors, numbers and strings; what a subclass hides or an attribute carries "
         "is not sent.",
+        repeatable=True,
     ),
     Rule(
         "learns",
@@ -942,6 +1017,7 @@ RULES: tuple[Rule, ...] = (
         "Pass what varies through fit (given=, sample=, draw=, carry=) and weight by masks; no .item(), no branch on a "
         "tensor's value. See flnoisebench.testing.capture_safe.",
         r"is a closure over|make it a static method|a plain function is wanted|cannot be recorded",
+        repeatable=True,
     ),
     Rule(
         "predictors",
@@ -983,7 +1059,7 @@ RULES: tuple[Rule, ...] = (
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of one rule.  not tried: the plain run failed for another rule's reason."""
+    """What became of one rule.  not tried: it could not be, for another rule's reason, which is in ``what``."""
 
     rule: Rule
     status: Literal["ok", "failed", "not tried"]
@@ -1013,11 +1089,19 @@ class Report:
     def failed(self) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.status == "failed")
 
+    @property
+    def idle(self) -> dict[str, list[str]]:
+        """Why some rules were not tried -> their names."""
+        found: dict[str, list[str]] = {}
+        for finding in self.findings:
+            if finding.status == "not tried":
+                found.setdefault(finding.what, []).append(finding.rule.name)
+        return found
+
     def require(self) -> None:
         """Raises AssertionError that says what, where, and what to do, unless every rule is kept."""
         if not self.ok:
-            idle = [finding.rule.name for finding in self.findings if finding.status == "not tried"]
-            rest = [f"not tried, since the plain run fails: {', '.join(idle)}"] if idle else []
+            rest = [f"not tried: {', '.join(names)}\n  what: {what}" for what, names in self.idle.items()]
             raise AssertionError("\n".join([f"{self.method} does not keep", *map(str, self.failed), *rest]))
 
 
@@ -1089,12 +1173,21 @@ def _tried(rule: Rule, trial: Trial, rules: Sequence[Rule]) -> tuple[Literal["ok
     try:
         rule.test(trial)
     except Broken as broken:
+        if rule.repeatable and (drawn := _drawn(trial)):
+            return "not tried", f"randomness: {', '.join(drawn)}", ""
         return "failed", broken.what, broken.where
     except Refused as refused:
         message = str(refused)
         owner = next((one for one in rules if re.search(one.refusal, message)), None)
-        return ("failed" if owner is rule else "not tried"), message, ""
+        return ("failed", message, "") if owner is rule else ("not tried", f"the plain run fails: {message}", "")
     return "ok", "", ""
+
+
+def _drawn(trial: Trial) -> tuple[str, str] | None:
+    try:
+        return trial.drawn
+    except Broken:  # with the global generators elsewhere the run does not come to its end
+        return None
 
 
 def _unreached(method: type[Method], world: World) -> dict[str, int]:

@@ -86,7 +86,7 @@ def perform(lane: Lane, job: Job) -> Outcome:
             hook = "client"
             return _turn(lane, job, state)
     except Exception as error:
-        failure = ClientError(f"{_where(method, job)}: {told(error, method, hook)}")
+        failure = ClientError(f"{_where(method, job)}: {traced(error, method, hook)}")
         failure.client = job.client
         raise failure from error
 
@@ -105,7 +105,7 @@ def definition(method: Method, hook: str) -> str:
     return f"{function.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
 
 
-def told(error: Exception, method: Method, hook: str) -> str:
+def traced(error: Exception, method: Method, hook: str) -> str:
     """The error with the lines that lead to it; or, where no line is the method's since what a hook of it returned is
     wrong, with the place where that is defined."""
     lines = traceback.extract_tb(error.__traceback__)[1:]

@@ -41,7 +41,7 @@ from flnoisebench.executors import (
     as_numbers,
     definition,
     require_finite,
-    told,
+    traced,
 )  # fmt: skip
 from flnoisebench.imagefiles import reordered
 from flnoisebench.profiling import Meter, peak_memory, synchronise
@@ -728,7 +728,7 @@ class Run:
         try:
             return call()
         except Exception as error:
-            cause = told(error, self.method, function)
+            cause = traced(error, self.method, function)
             raise MethodError(f"{self._where(round, exchange)}, {function}: {cause}") from error
 
     def _refused(self, hook: str, round: int, exchange: int, text: str) -> MethodError:

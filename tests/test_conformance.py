@@ -30,13 +30,16 @@ REFUSED_BY_THE_RUNTIME = [
     wicked.FlatScores, wicked.NoDefault,
 ]  # fmt: skip
 ONLY_IN_FULL = [wicked.GlobalMemory, wicked.LooksAtProcesses]
-BASES = [wicked.Innocent, wicked.WritesServerState, wicked.Depends, wicked.Moves]
+DRAWING = {
+    wicked.DrawsTorch: "torch", wicked.DrawsNumpy: "numpy", wicked.DrawsRandom: "random", wicked.DrawsInLoss: "loss",
+}  # fmt: skip
+BASES = [wicked.Innocent, wicked.WritesServerState, wicked.Depends, wicked.Moves, wicked.Draws]
 WICKED = [
     value
     for value in vars(wicked).values()
     if inspect.isclass(value)
     and issubclass(value, wicked.Innocent)
-    and value not in [*REFUSED_BY_THE_RUNTIME, *ONLY_IN_FULL, *BASES]
+    and value not in [*REFUSED_BY_THE_RUNTIME, *ONLY_IN_FULL, *DRAWING, *BASES]
 ]
 
 
@@ -119,6 +122,21 @@ def test_what_the_runtime_refuses_is_reported_under_its_rule_in_the_runtimes_wor
     report = check(method, rules=without(rule), **SHORT)
     assert [finding.rule.name for finding in report.failed] == ["runs"]
     assert words[rule] in report.failed[0].what
+
+
+@pytest.mark.parametrize("method", DRAWING, ids=lambda method: method.__name__)
+def test_a_draw_from_a_global_generator_is_told_once_with_its_line_and_no_other_rule_repeats_it(method):
+    lines = inspect.getsource(wicked).splitlines()
+    (number,) = [n for n, line in enumerate(lines, 1) if line.endswith(f"# the {DRAWING[method]} line")]
+    report = check(method, **SHORT)
+    assert [finding.rule.name for finding in report.failed] == ["randomness"]
+    assert report.failed[0].where == f"{wicked.__file__}, line {number}"
+    assert "was drawn from or seeded" in report.failed[0].what
+    ((why, names),) = report.idle.items()
+    assert "resumes" in names
+    assert why == f"randomness: {report.failed[0].what}, {report.failed[0].where}"
+    with pytest.raises(AssertionError, match=rf"not tried: .*resumes.*\n  what: randomness: .*, line {number}$"):
+        report.require()
 
 
 def test_what_is_kept_in_a_module_outlives_a_stop_but_no_kill():

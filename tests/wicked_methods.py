@@ -429,6 +429,49 @@ class MovesRandom(Moves):
         random.random()
 
 
+class Draws(Innocent):
+    """Draws from a global generator and uses the number: whatever asks for the same numbers again misses them."""
+
+    card = breaks("randomness")
+
+
+class DrawsTorch(Draws):
+    def client(self, task, message, client):
+        upload = super().client(task, message, client).upload
+        noise = float(torch.rand(()))  # the torch line
+        return Reply(moved(upload, noise))
+
+
+class DrawsNumpy(Draws):
+    def network(self, encoder):  # moves torch's generator, which the runtime puts back
+        torch.rand(3)
+        return super().network(encoder)
+
+    def aggregate(self, state, uploads, server):
+        return moved(super().aggregate(state, uploads, server), np.random.rand())  # the numpy line
+
+
+class DrawsRandom(Draws):
+    def aggregate(self, state, uploads, server):
+        new = super().aggregate(state, uploads, server)
+        if server.round:
+            order = list(range(100))
+            random.shuffle(order)  # the random line
+            new = moved(new, order[0])
+        return new
+
+
+def by_chance(network, batch):
+    return cross_entropy(network, batch) * torch.rand(())  # the loss line
+
+
+class DrawsInLoss(Draws):
+    def client(self, task, message, client):
+        network = client.model(message)
+        client.fit(network, by_chance)
+        return Reply(weights(network))
+
+
 # ------------------------------------------------------------------------------------------------------- sight
 
 

@@ -114,8 +114,5 @@ def print_report(report: Report) -> None:
         )
     for finding in report.failed:
         console.out.print(f"\n{finding}", markup=False, soft_wrap=True)
-    idle = [finding for finding in report.findings if finding.status == "not tried"]
-    if idle:
-        names = ", ".join(finding.rule.name for finding in idle)
-        console.out.print(f"\nnot tried, since the plain run fails: {names}\n  what: {idle[0].what}",
-                          markup=False, soft_wrap=True)  # fmt: skip
+    for what, names in report.idle.items():
+        console.out.print(f"\nnot tried: {', '.join(names)}\n  what: {what}", markup=False, soft_wrap=True)
