@@ -15,7 +15,7 @@ from sklearn.linear_model import LogisticRegression
 
 from flnoisebench import imagefiles, registry, runtime, scenario, settings
 from flnoisebench.api import map_images, open_map
-from flnoisebench.engine import DeviceImages, Look
+from flnoisebench.engine import DeviceImages, Look, images_of
 
 CLASSES, EACH = 4, 60
 PUBLISHED = {"cifar10", "cifar100", "digits", "fashion-mnist", "mnist", "svhn"}
@@ -59,7 +59,7 @@ def told_by_order(run: runtime.Run) -> float:
     in the store, each as it is and modulo the number of classes, to its true class."""
     hits = []
     for side, true in zip(sides(run), true_labels(run), strict=True):
-        places, rows = np.arange(side.size), side.data.rows.numpy()
+        places, rows = np.arange(side.size), images_of(side).rows.numpy()
         features = np.column_stack(
             [*(np.eye(12)[number * 12 // (number.max() + 1)] for number in (places, rows)),
              *(np.eye(CLASSES)[number % CLASSES] for number in (places, rows))]
@@ -95,7 +95,8 @@ def test_pixels_labels_and_truth_stay_together(images):
     run = prepared(images, "folder", noise_changes={"rho": 1.0, "tau": 0.5}, holdout=0.1)
     drawn, truth = runtime.build_scenario(run.settings.scenario, Folder(), Folder().load(images))
     for m, (side, true) in enumerate(zip(sides(run), true_labels(run), strict=True)):
-        levels = side.data.pixels[side.data.rows][:, 0, 4, 4].numpy().astype(int)
+        seen = images_of(side)
+        levels = seen.pixels[seen.rows][:, 0, 4, 4].numpy().astype(int)
         assert sorted(levels) == drawn.positions(m).tolist()
         assert (levels != np.sort(levels)).any()
         assert side.labels.tolist() == drawn.given[levels].tolist()
@@ -118,7 +119,8 @@ def test_a_split_in_the_folders_numbering_means_the_same_images(images, tmp_path
         scenario.save(split, *made)
     run = prepared(images, "folder", partition_changes={"file": str(split)})
     for m, side in enumerate(sides(run)):
-        levels = side.data.pixels[side.data.rows][:, 0, 4, 4]
+        seen = images_of(side)
+        levels = seen.pixels[seen.rows][:, 0, 4, 4]
         assert sorted(levels.tolist()) == np.flatnonzero(owner == m).tolist()
 
 
