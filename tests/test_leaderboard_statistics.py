@@ -226,9 +226,54 @@ def test_in_the_track_own_recipes_share_a_table_and_are_told_apart_by_what_diffe
     (table,) = tables.tables(rows_of(runs))
     names = [name for name, _ in table.lines]
     assert names == ["Fedavg, batch=32", "Fedavg, batch=64", "Fedcova, alpha=7", "Fedcova, k1=none"]
-    # one budget for all: other batches are another table
-    common = [entry((60.0,), changes=[f"protocol.batch={batch}"]) for batch in (32, 64)]
-    assert [[name for name, _ in one.lines] for one in tables.tables(rows_of(common))] == [["Fedavg"], ["Fedavg"]]
+
+
+def test_in_the_track_common_recipes_are_tables_whose_headings_say_what_differs():
+    def title(**options):
+        (first, second) = tables.tables(rows_of([entry((60.0,)), entry((60.0,), **options)]))
+        assert [[name for name, _ in one.lines] for one in (first, second)] == [["Fedavg"], ["Fedavg"]]
+        base = "digits, fedcova-sym, bernoulli-dirichlet-p0.5-alpha5, 20 clients, track common, 1 rounds, mlp, fp32"
+        assert first.title.startswith(base)
+        assert second.title.startswith(base)
+        return {one.title.removeprefix(base) for one in (first, second)}
+
+    assert title(changes=["protocol.batch=64"]) == {", batch=32", ", batch=64"}
+    assert title(changes=["protocol.optimiser.lr=0.03"]) == {", lr=0.1", ", lr=0.03"}
+    assert title(changes=["protocol.participation=0.5"]) == {", participation=1.0", ", participation=0.5"}
+    assert title(holdout=0.2) == {", scenario=none", ", scenario=holdout0.2"}
+
+
+def test_statistics_name_methods_and_arenas_as_the_tables_do():
+    recipes = [
+        entry((value,), draw=draw, track="own", changes=[f"protocol.optimiser.lr={lr}"], method=method)
+        for draw in (0, 1)
+        for method, lr, value in (("fedavg", 0.1, 50.0), ("fedcova", 0.1, 60.0), ("fedcova", 0.03, 70.0))
+    ]
+    rows = rows_of(recipes)
+    (table,) = tables.tables(rows)
+    labels = ["Fedavg", "Fedcova, lr=0.03", "Fedcova, lr=0.1"]
+    assert [name for name, _ in table.lines] == labels
+    assert {one.method: one.mean for one in comparison.differences(rows, recipes)} == {labels[1]: 20, labels[2]: 10}
+    (budget,) = comparison.equal_budget(rows, recipes, "rounds")
+    assert {one.name: one.accuracy for one in budget.reached} == dict(zip(labels, (50, 70, 60), strict=True))
+    # and two rows of one method in one arena are two in the ranks
+    several = [
+        one.model_copy(update={"settings": one.settings.model_copy(update={"scenario": scene})})
+        for rho in RHOS
+        for one in recipes
+        if one.settings.scenario.draw == 0
+        for scene in [entry((1.0,), noise_changes={"rho": rho}).settings.scenario]
+    ]
+    assert comparison.ranking(rows_of(several)).ranks == {labels[1]: 1, labels[2]: 2, labels[0]: 3}
+    # in the track common the two learning rates are two arenas
+    common = [
+        entry((50.0,), method=method, draw=draw, changes=[f"protocol.optimiser.lr={lr}"])
+        for lr in (0.1, 0.03) for method in ("fedavg", "fedcova") for draw in (0, 1)
+    ]  # fmt: skip
+    found = comparison.differences(rows_of(common), common)
+    assert sorted(one.where.rpartition(", ")[2] for one in found) == ["lr=0.03", "lr=0.1"]
+    budgets = comparison.equal_budget(rows_of(common), common, "rounds")
+    assert {one.where for one in budgets} == {one.where for one in found}
 
 
 def test_the_published_files_are_whole():

@@ -129,6 +129,15 @@ def test_rows_that_differ_in_level_and_method_alone_are_one_group_and_no_oracle_
     ]  # fmt: skip
 
 
+def test_groups_have_titles_and_series_names_that_say_what_differs():
+    common = [entry((60.0,), changes=[f"protocol.batch={batch}"]) for batch in (32, 64)]
+    own = [entry((60.0,), track="own", changes=[f"protocol.batch={batch}"]) for batch in (32, 64)]
+    lines, groups = site.grouped(rows_of([*common, *own]))
+    titles = {group.title.rpartition(", ")[2] for group in groups if "common" in group.title}
+    assert titles == {"batch=32", "batch=64"}
+    assert {line.series for line in lines if line.row.track == "own"} == {"Fedavg, batch=32", "Fedavg, batch=64"}
+
+
 def test_the_page_shows_the_best_of_a_scenario_first_and_bounds_and_other_images_behind():
     runs = [
         entry((60.0,), method="fedavg"),

@@ -284,9 +284,8 @@ def _print_differences(gaps: Sequence[comparison.Difference], level: float) -> N
         interval = "-" if one.low is None else f"{signed(one.low)} to {signed(one.high)}"
         p = "-" if one.p is None else f"{one.p:.3g}"
         corrected = "-" if one.p_holm is None else f"{one.p_holm:.3g}"
-        where = f"{one.dataset}/{one.scenario}, {one.track}"
         lines.append(
-            (where, f"{one.method} - {one.against}", str(len(one.draws)), signed(one.mean), interval, p, corrected)
+            (one.where, f"{one.method} - {one.against}", str(len(one.draws)), signed(one.mean), interval, p, corrected)
         )
     tested = sum(one.p is not None for one in gaps)
     title = f"points of accuracy, paired by draw; {level:.0%} t intervals; p corrected over {tested} tests (Holm)"
@@ -295,7 +294,7 @@ def _print_differences(gaps: Sequence[comparison.Difference], level: float) -> N
 
 def _print_budget(measure: str, one: comparison.EqualBudget) -> None:
     amount = duration(one.budget) if measure == "seconds" else f"{one.budget:,.0f} {measure}"
-    title = f"{one.dataset}/{one.scenario}, {one.track}, at equal {measure}: {amount}"
+    title = f"{one.where}, at equal {measure}: {amount}"
     if one.hardware:
         title += f" on {one.hardware}"
     if one.left_out:

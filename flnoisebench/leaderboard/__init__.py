@@ -3,6 +3,7 @@
 entries.py     what is kept of a run beside the tables
 rows.py        Row, the schema of the tables, and how rows follow from entries
 board.py       a leaderboard's folder: build, read, verify
+naming.py      names of rows, tables and runs that say what differs
 tables.py      methods x noise levels, with published numbers beside ours
 comparison.py  differences paired by draw, ranks, equal budgets
 agreement.py   whether a row that was run again agrees

@@ -18,6 +18,7 @@ import numpy as np
 from scipy import stats
 
 from flnoisebench import registry
+from flnoisebench.leaderboard import naming
 from flnoisebench.leaderboard.board import members
 from flnoisebench.leaderboard.entries import LAST_ROUNDS, Entry
 from flnoisebench.leaderboard.rows import REFERENCE, Row
@@ -35,6 +36,11 @@ def arenas(rows: Iterable[Row]) -> dict[Arena, list[Row]]:
     return dict(found)
 
 
+def _where(found: Mapping[Arena, list[Row]]) -> list[str]:
+    """The arenas in words."""
+    return naming.titles(found.values(), lambda row: f"{row.dataset}/{row.scenario}, {row.track}")
+
+
 # ---------------------------------------------------------------------------------------- paired differences
 
 
@@ -42,10 +48,12 @@ def arenas(rows: Iterable[Row]) -> dict[Arena, list[Row]]:
 class Difference:
     """A method minus another in one arena, paired by draw, in points of accuracy (mean of the last five rounds).
 
-    draws: those that both have.  low, high: Student's t interval of the mean over draws; p: of the t test against 0;
-    p_holm: corrected for all differences that were asked for together.  None where fewer than two draws are shared.
+    where: the arena in words, with what tells it from the others.  draws: those that both have.  low, high: Student's t
+    interval of the mean over draws; p: of the t test against 0; p_holm: corrected for all differences that were asked
+    for together.  None where fewer than two draws are shared.
     """
 
+    where: str
     dataset: str
     scenario: str
     track: str
@@ -107,7 +115,8 @@ def differences(
     if not any(row.method == against for row in rows):
         raise registry.unknown("method of these rows", against, sorted({row.method for row in rows}))
     found: list[Difference] = []
-    for group in arenas(rows).values():
+    names, groups = naming.names(rows), arenas(rows)
+    for where, group in zip(_where(groups), groups.values(), strict=True):
         base = plain(group, against)
         if base is None:
             continue
@@ -116,7 +125,7 @@ def differences(
             if row is base:
                 continue
             numbers = paired(by_draw(members(row, entries)), theirs, level)
-            found.append(Difference(row.dataset, row.scenario, row.track, row.name, base.name, **numbers))
+            found.append(Difference(where, row.dataset, row.scenario, row.track, names[row], names[base], **numbers))
     tested = [i for i, one in enumerate(found) if one.p is not None]
     for i, p in zip(tested, holm([found[i].p or 0.0 for i in tested]), strict=True):
         found[i] = Difference(**{**vars(found[i]), "p_holm": p})
@@ -154,13 +163,14 @@ def ranking(rows: Iterable[Row], methods: Sequence[str] = (), alpha: float = 0.0
 
     Raises ValueError, with what is missing, for fewer than three methods or six such cells.
     """
-    found = arenas(row for row in rows if row.accuracy_mean is not None)
+    rows = [row for row in rows if row.accuracy_mean is not None]
+    names, found = naming.names(rows), arenas(rows)
     known = sorted({row.method for group in found.values() for row in group})
     for method in methods:
         if method not in known:
             raise registry.unknown("method of these rows", method, known)
     wanted = {
-        row.contender: row.name
+        (row.method, names[row]): names[row]
         for group in found.values()
         for row in group
         if not methods or (row.method in methods and row is plain(group, row.method))
@@ -169,7 +179,7 @@ def ranking(rows: Iterable[Row], methods: Sequence[str] = (), alpha: float = 0.0
         raise ValueError(f"ranks need three methods or more, and here are {len(wanted)}: {', '.join(wanted.values())}")
     values = []
     for group in found.values():
-        accuracy = {row.contender: row.accuracy_mean for row in group}
+        accuracy = {(row.method, names[row]): row.accuracy_mean for row in group}
         if set(wanted) <= set(accuracy):
             values.append([accuracy[contender] for contender in wanted])
     if len(values) < CELLS:
@@ -179,14 +189,14 @@ def ranking(rows: Iterable[Row], methods: Sequence[str] = (), alpha: float = 0.0
         )
     table = np.array(values, dtype=np.float64)
     ranks = stats.rankdata(-table, axis=1).mean(axis=0)
-    names = list(wanted.values())
-    order = sorted(range(len(names)), key=lambda i: (ranks[i], names[i]))
+    labels = list(wanted.values())
+    order = sorted(range(len(labels)), key=lambda i: (ranks[i], labels[i]))
     if np.ptp(table, axis=1).any():
         chi2, p = map(float, stats.friedmanchisquare(*table.T))
     else:  # all equal everywhere: scipy would divide by zero
         chi2, p = 0.0, 1.0
-    distance = critical_difference(len(names), len(values), alpha)
-    sorted_ranks = {names[i]: float(ranks[i]) for i in order}
+    distance = critical_difference(len(labels), len(values), alpha)
+    sorted_ranks = {labels[i]: float(ranks[i]) for i in order}
     return Ranking(len(values), sorted_ranks, chi2, p, alpha, distance, _groups(sorted_ranks, distance))
 
 
@@ -249,9 +259,10 @@ class Reached:
 
 @dataclass(frozen=True)
 class EqualBudget:
-    """One arena at an equal budget: the least that any complete run in it spent.  hardware: seconds are compared on one
-    machine; left_out: rows that have no run on it."""
+    """One arena at an equal budget: the least that any complete run in it spent.  where: the arena in words, with what
+    tells it from the others.  hardware: seconds are compared on one machine; left_out: rows that have no run on it."""
 
+    where: str
     dataset: str
     scenario: str
     track: str
@@ -281,8 +292,10 @@ def at_budget(entry: Entry, measure: Measure, budget: float) -> tuple[float | No
 
 def equal_budget(rows: Iterable[Row], entries: Sequence[Entry], measure: Measure) -> list[EqualBudget]:
     """A table for each arena with two rows or more that have runs."""
+    rows = list(rows)
     found = []
-    for group in arenas(rows).values():
+    names, groups = naming.names(rows), arenas(rows)
+    for where, group in zip(_where(groups), groups.values(), strict=True):
         runs = {
             row: [entry for entry in members(row, entries) if entry.status == "complete" and entry.rounds]
             for row in group
@@ -298,7 +311,7 @@ def equal_budget(rows: Iterable[Row], entries: Sequence[Entry], measure: Measure
             machine = max(sorted(machines), key=lambda one: len(machines[one]))
             runs = {row: [entry for entry in own if entry.hardware == machine] for row, own in runs.items()}
             hardware = " ".join(part for part in machine if part)
-        left_out = tuple(row.name for row, own in runs.items() if not own)
+        left_out = tuple(names[row] for row, own in runs.items() if not own)
         runs = {row: own for row, own in runs.items() if own}
         if len(runs) < 2:
             continue
@@ -309,7 +322,7 @@ def equal_budget(rows: Iterable[Row], entries: Sequence[Entry], measure: Measure
             values = [value for value, _ in pairs if value is not None]
             reached.append(
                 Reached(
-                    row.name,
+                    names[row],
                     len(own),
                     statistics.fmean(values) if values else None,
                     statistics.stdev(values) if len(values) > 1 else None,
@@ -318,6 +331,8 @@ def equal_budget(rows: Iterable[Row], entries: Sequence[Entry], measure: Measure
             )
         first = group[0]
         found.append(
-            EqualBudget(first.dataset, first.scenario, first.track, measure, budget, hardware, tuple(reached), left_out)
+            EqualBudget(
+                where, first.dataset, first.scenario, first.track, measure, budget, hardware, tuple(reached), left_out
+            )
         )
     return found

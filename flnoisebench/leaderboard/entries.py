@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,6 +53,11 @@ class Curves(Config):
             images=[record.images.get("trained", 0) for record in rounds],
             seconds=[record.seconds.get("round", 0.0) for record in rounds],
         )
+
+
+def hardware(environment: Mapping[str, Any]) -> dict[str, str]:
+    """What has to be equal for seconds to be comparable, by name, as text."""
+    return {name: str(environment.get(name, "")) for name in ("device", "devices", "processor", "executor", "lanes")}
 
 
 class Entry(Config):
@@ -102,9 +107,7 @@ class Entry(Config):
     @property
     def hardware(self) -> tuple[str, ...]:
         """What has to be equal for seconds to be comparable, as text."""
-        said = self.environment
-        names = ("device", "devices", "processor", "executor", "lanes")
-        return tuple(str(said.get(name, "")) for name in names)
+        return tuple(hardware(self.environment).values())
 
     @property
     def arithmetic(self) -> tuple[str, ...]:

@@ -149,23 +149,21 @@ class Row(Config):
         return ", ".join(parts)
 
     @property
-    def contender(self) -> tuple[str, str, str, str]:
-        """What is compared across scenarios: the method with preset, changes and oracle."""
-        return self.method, self.preset, self.changed, self.oracle
+    def arena_columns(self) -> tuple[str, ...]:
+        """The columns that two rows must share to be compared: data set, scenario, track, evaluation images, rounds and
+        model; in the track common also how a client trains, which elsewhere is the method's own."""
+        return (*PLACE, *BUDGET, *(TRAINING if self.track == "common" else ()))
 
     @property
     def arena(self) -> tuple[Any, ...]:
-        """What two rows must share to be compared: data set, scenario, rounds and model, track, evaluation images; in
-        the track common also how a client trains, which elsewhere is the method's own."""
-        training = (getattr(self, name) for name in TRAINING)
-        return (
-            self.dataset, self.scenario, self.track, self.evaluate_on, self.protocol, self.rounds, self.model,
-            self.participation, self.precision, *(training if self.track == "common" else ()),
-        )  # fmt: skip
+        """The values of ``arena_columns``."""
+        return tuple(getattr(self, name) for name in self.arena_columns)
 
 
 COLUMNS = tuple(Row.model_fields)
-TRAINING = ("local_epochs", "batch", "optimiser", "lr", "lr_schedule")  # the columns of how a client trains
+PLACE = ("dataset", "scenario", "track", "evaluate_on")  # the columns of what is tried where
+BUDGET = ("protocol", "rounds", "model", "participation", "precision")  # those of the budget, how clients train apart
+TRAINING = ("local_epochs", "batch", "optimiser", "lr", "lr_schedule")  # those of how a client trains
 
 
 def default_preset(method: str) -> str | None:
@@ -174,6 +172,19 @@ def default_preset(method: str) -> str | None:
         return next(iter(registry.load_method(method).presets))
     except ValueError:
         return None
+
+
+def budget_of(settings: Settings) -> dict[str, Any]:
+    """The values of the columns BUDGET and TRAINING."""
+    said, optimiser = settings.protocol, settings.protocol.optimiser
+    alike = {name: getattr(said, name) for name in (*BUDGET, *TRAINING) if name in type(said).model_fields}
+    return {
+        **alike,
+        "protocol": said.name,
+        "lr": optimiser.lr,
+        "optimiser": f"{optimiser.name} momentum={_text(optimiser.momentum)} "
+        f"weight_decay={_text(optimiser.weight_decay)}",
+    }
 
 
 # ------------------------------------------------------------------------------------------------- the cells
@@ -208,7 +219,7 @@ def _order(row: Row) -> tuple[Any, ...]:
 
 def _row(cell: Sequence[Entry], reference: Mapping[tuple[Any, ...], list[Entry]]) -> Row:
     first = cell[0]
-    settings, scene, budget = first.settings, first.settings.scenario, first.settings.protocol
+    settings, scene = first.settings, first.settings.scenario
     done = [entry for entry in cell if entry.status == "complete"]
     accuracies = [entry.accuracy for entry in done]
     means = [accuracy.last5_mean for accuracy in accuracies if accuracy.last5_mean is not None]
@@ -238,16 +249,7 @@ def _row(cell: Sequence[Entry], reference: Mapping[tuple[Any, ...], list[Entry]]
         tau=scene.noise.tau if "tau" in reads(scene.noise) else None,
         partition=scene.slug.split("_")[1],
         clients=scene.clients,
-        protocol=budget.name,
-        rounds=budget.rounds,
-        local_epochs=budget.local_epochs,
-        batch=budget.batch,
-        optimiser=_optimiser(settings),
-        lr=budget.optimiser.lr,
-        lr_schedule=budget.lr_schedule,
-        model=budget.model,
-        precision=budget.precision,
-        participation=budget.participation,
+        **budget_of(settings),
         track=settings.track,
         evaluate_on=settings.evaluate_on,
         oracle=settings.oracle or "",
@@ -336,11 +338,6 @@ def _references(entries: Iterable[Entry]) -> dict[tuple[Any, ...], list[Entry]]:
         if (entry.settings.method, entry.settings.oracle, entry.status) == (REFERENCE, None, "complete"):
             found[_pairing(entry)].append(entry)
     return found
-
-
-def _optimiser(settings: Settings) -> str:
-    said = settings.protocol.optimiser
-    return f"{said.name} momentum={_text(said.momentum)} weight_decay={_text(said.weight_decay)}"
 
 
 def _device(said: Mapping[str, Any]) -> str:

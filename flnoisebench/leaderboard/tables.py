@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import io
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from flnoisebench import published
-from flnoisebench.leaderboard.rows import REFERENCE, TRAINING, Row
+from flnoisebench.leaderboard import naming
+from flnoisebench.leaderboard.rows import REFERENCE, Row
 from flnoisebench.published import Published
 
 FORMATS = ("markdown", "latex", "csv")
@@ -42,10 +42,18 @@ class Table:
 
 def tables(rows: Iterable[Row], *, with_published: bool = False) -> list[Table]:
     """A table for all rows that differ in noise level and method alone, in the order of the rows."""
-    groups: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[_group(row)].append(row)
-    return [_table(group, with_published) for group in groups.values()]
+    groups = naming.by_table(rows)
+    return [
+        _table(group, title, with_published) for group, title in zip(groups, naming.titles(groups, _title), strict=True)
+    ]
+
+
+def _title(row: Row) -> str:
+    title = (
+        f"{row.dataset}, {row.noise}, {row.partition}, {row.clients} clients, track {row.track}, {row.rounds} rounds, "
+        f"{row.model}, {row.precision}"
+    )
+    return title if row.evaluate_on == "test" else f"{title}, measured on {row.evaluate_on}"
 
 
 def _level(row: Row) -> tuple[float, float, str]:
@@ -53,15 +61,9 @@ def _level(row: Row) -> tuple[float, float, str]:
     return row.rho or 0.0, row.tau or 0.0, row.scenario.split("_")[0]
 
 
-def _group(row: Row) -> tuple[Any, ...]:
-    federation = row.scenario.split("_")[1:]
-    return row.dataset, row.noise, *federation, *(part for part in row.arena if part != row.scenario)
-
-
-def _table(rows: Sequence[Row], with_published: bool) -> Table:
-    first = rows[0]
+def _table(rows: Sequence[Row], title: str, with_published: bool) -> Table:
     levels = sorted({_level(row) for row in rows})
-    names = _names(rows)
+    names = naming.names(rows)
     found: dict[str, dict[tuple[float, float, str], Row]] = defaultdict(dict)
     for row in rows:
         found[names[row]][_level(row)] = row
@@ -84,12 +86,6 @@ def _table(rows: Sequence[Row], with_published: bool) -> Table:
     lines = tuple(
         (name, tuple(cell(found[name].get(level), level) for level in levels)) for name in sorted(found, key=order)
     )
-    title = (
-        f"{first.dataset}, {first.noise}, {first.partition}, {first.clients} clients, track {first.track}, "
-        f"{first.rounds} rounds, {first.model}, {first.precision}"
-    )
-    if first.evaluate_on != "test":
-        title += f", measured on {first.evaluate_on}"
     labels = tuple(
         f"({_short(rho)}, {_short(tau)})" if rows_at(rows, level)[0].rho is not None and tau else slug
         for level in levels
@@ -109,26 +105,6 @@ def _counts(row: Row) -> bool:
 
 def _rounded(row: Row) -> float:
     return round(row.accuracy_mean or 0.0, 2)
-
-
-def _names(rows: Sequence[Row]) -> dict[Row, str]:
-    """The rows' names.  Where two rows of a level would have one, with what differs in how their clients train, and
-    where nothing does, with the settings' digits."""
-    names = {row: row.name for row in rows}
-    for name, same in _doubles(names).items():
-        told = [part for part in TRAINING if len({getattr(row, part) for row in same}) > 1]
-        names |= {row: ", ".join([name, *(f"{part}={getattr(row, part)}" for part in told)]) for row in same}
-    for name, same in _doubles(names).items():
-        names |= {row: f"{name} [{row.settings}]" for row in same}
-    return names
-
-
-def _doubles(names: Mapping[Row, str]) -> dict[str, list[Row]]:
-    """The rows of each name that two rows of one level have."""
-    named: dict[str, list[Row]] = defaultdict(list)
-    for row, name in names.items():
-        named[name].append(row)
-    return {name: same for name, same in named.items() if len({_level(row) for row in same}) < len(same)}
 
 
 def _notes(rows: Sequence[Row], names: dict[Row, str], lines: Sequence[tuple[str, tuple[Cell, ...]]]) -> list[str]:

@@ -165,8 +165,7 @@ def grouped(rows: Sequence[Row]) -> tuple[list[Line], list[Group]]:
                 if cell.row is not None:
                     dataset, key = cell.row.dataset, ids[cell.row]
                     lines[key] = Line(key, cell.row, len(groups), level, series, cell.best)
-        same = sum(group.title.startswith(table.title) for group in groups)  # they differ in what no title says
-        groups.append(Group(table.title + (f" ({same + 1})" if same else ""), dataset, table.levels))
+        groups.append(Group(table.title, dataset, table.levels))
     return [lines[key] for key in ids.values()], groups
 
 
