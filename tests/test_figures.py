@@ -12,6 +12,7 @@ from command_line import done, refused, rows
 
 from flnoisebench import records, registry
 from flnoisebench.report import figures, tolerance
+from flnoisebench.settings import resolve
 
 DIGITS = ("--rounds", 4, "--clients", 5)
 
@@ -157,6 +158,93 @@ def test_no_two_of_many_methods_look_alike():
 
 def test_a_label_says_what_distinguishes_a_run_and_no_more(runs):
     assert [run.label for run in runs] == ["fedavg", "fedavg", "fedcova, alpha=2.0", "fedcova, alpha=7.0"]
+
+
+BASE = {"method": "fedavg", "rounds": 4}
+
+
+def labelled(*options):
+    """(label, panel) of runs with these options on top of BASE."""
+    made = [figures.Run("", "", resolve(**{**BASE, **one}), [], None) for one in options]
+    return [(run.label, run.panel) for run in figures.named(made)]
+
+
+@pytest.mark.parametrize(
+    ("other", "names"),
+    [
+        ({"changes": ["protocol.optimiser.lr=0.03"]}, ("lr=0.1", "lr=0.03")),
+        ({"changes": ["protocol.batch=64"]}, ("batch=32", "batch=64")),
+        ({"changes": ["protocol.last_batch=drop"]}, ("last_batch=keep", "last_batch=drop")),
+        ({"changes": ["protocol.model=small-cnn"]}, ("model=mlp", "model=small-cnn")),
+        ({"rounds": 5}, ("rounds=4", "rounds=5")),
+        ({"track": "own"}, ("track=common", "track=own")),
+        ({"precision": "bf16"}, ("precision=fp32", "precision=bf16")),
+        ({"deterministic": False}, ("deterministic=True", "deterministic=False")),
+        ({"oracle": "clean-samples"}, ("", "oracle clean-samples")),
+    ],
+)
+def test_what_differs_in_the_training_parts_lines_and_names_them(other, names):
+    labels = [", ".join(["fedavg", name]) if name else "fedavg" for name in names]
+    again = {"draw": 1, "seed": 1}  # averaged over, and nothing else
+    found = labelled({}, other, again, {**other, **again})
+    assert [label for label, _ in found] == labels * 2
+    assert len({panel for _, panel in found}) == 1
+    # the same two in two scenarios
+    found = labelled({"clients": 5}, {"clients": 10, **other})
+    assert found == [(labels[0], "5 clients"), (labels[1], "10 clients")]
+
+
+@pytest.mark.parametrize(
+    ("other", "names"),
+    [
+        ({"dataset": "synthetic"}, ("digits", "synthetic")),
+        ({"noise_changes": {"rho": 0.4}}, ("fedcova-sym-rho0.6-tau0.7", "fedcova-sym-rho0.4-tau0.7")),
+        ({"noise_changes": {"mass": "stratified"}}, ("noise.mass=none", "noise.mass=stratified")),
+        ({"partition_changes": {"law": "iid"}}, ("bernoulli-dirichlet-p0.5-alpha5", "iid")),
+        ({"clients": 5}, ("20 clients", "5 clients")),
+        ({"holdout": 0.2}, ("holdout=0.0", "holdout=0.2")),
+        ({"evaluate_on": "test-a"}, ("on test", "on test-a")),
+    ],
+)
+def test_what_differs_in_the_scenario_parts_panels_and_names_them(other, names):
+    assert labelled({}, other, {"draw": 1}) == [("fedavg", names[0]), ("fedavg", names[1]), ("fedavg", names[0])]
+
+
+def test_what_is_equal_everywhere_is_in_no_name_but_that_of_the_only_panel():
+    changes = ["protocol.optimiser.lr=0.03"]
+    whole = "digits, fedcova-sym-rho0.6-tau0.7, bernoulli-dirichlet-p0.5-alpha5, 20 clients"
+    assert labelled({"changes": changes}, {"changes": changes, "method": "fedcova"}) == [
+        ("fedavg", whole),
+        ("fedcova", whole),
+    ]
+
+
+def test_sensitivity_averages_over_neither_methods_nor_scenarios(runs):
+    own = of(runs, "fedcova")
+    lr = figures._with(own[0].settings, ("protocol", "optimiser", "lr"), 0.03)
+    rho = [figures._with(run.settings, ("scenario", "noise", "rho"), 0.2) for run in own]
+    several = [*own, own[0]._replace(settings=lr), *(run._replace(settings=s) for run, s in zip(own, rho, strict=True))]
+    figure = figures.draw("sensitivity", several, "alpha")
+    rho2, rho6 = (f"fedcova-sym-rho{value}-tau0.7" for value in (0.2, 0.6))
+    titles = [f"fedcova, lr=0.1, {rho6}", f"fedcova, lr=0.03, {rho6}", f"fedcova, lr=0.1, {rho2}"]
+    assert [axes.get_title().replace("\n", " ") for axes in figure.axes[:3]] == titles
+    assert [len(axes.lines) for axes in figure.axes[:3]] == [2, 1, 2]
+    assert [line.get_label() for line in figure.axes[3].containers] == titles
+    # over a field of the scenario, the values of alpha are lines
+    figure = figures.draw("sensitivity", several[:2] + several[3:], "noise.rho")
+    assert [line.get_label() for line in figure.axes[2].containers] == ["fedcova, alpha=2.0", "fedcova, alpha=7.0"]
+
+
+def test_costs_are_averaged_over_neither_scenarios_nor_machines(runs):
+    first, second = of(runs, "fedavg")
+    other = figures._with(first.settings, ("scenario", "clients"), 9)
+    place = figures.draw("costs", figures.named([first, second, first._replace(settings=other)])).axes[0]
+    assert [text.get_text() for text in place.get_yticklabels()] == ["5 clients", "9 clients"]
+    environment = {**second.result.environment, "lanes": 7}
+    elsewhere = second._replace(result=second.result.model_copy(update={"environment": environment}))
+    place = figures.draw("costs", [first, elsewhere]).axes[0]
+    lanes = first.result.environment["lanes"]
+    assert [text.get_text() for text in place.get_yticklabels()] == [f"fedavg, lanes={lanes}", "fedavg, lanes=7"]
 
 
 def test_what_cannot_be_drawn_is_said(out, runs, tmp_path):

@@ -4,20 +4,24 @@ Every function takes runs (``load``) and gives a matplotlib Figure; ``save`` wri
 runs.  matplotlib is an extra (``plots``) and is imported when something is drawn.
 
 Runs that differ by draw and seed alone are one line: their mean, with a band of a standard deviation around it.
+Whatever else differs parts them: what is of the scenario into panels, all else into lines (``named``).
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from flnoisebench import records, registry
-from flnoisebench.leaderboard.rows import default_preset
+from flnoisebench.leaderboard.entries import hardware
+from flnoisebench.leaderboard.naming import told_apart
+from flnoisebench.leaderboard.rows import budget_of, default_preset
 from flnoisebench.records import RoundRecord, RunResult
 from flnoisebench.report import tolerance
 from flnoisebench.runs import below
@@ -57,12 +61,28 @@ def load(folders: Iterable[Path]) -> list[Run]:
         for place in here:
             settings = records.load_settings(place)
             result = records.load_result(place) if (place / "result.json").exists() else None
-            found[place] = Run("", settings.scenario.slug, settings, records.load_records(place), result)
-    every = [run.settings for run in found.values()]
-    return [run._replace(label=name_of(run.settings, every)) for run in found.values()]
+            found[place] = Run("", "", settings, records.load_records(place), result)
+    return named(found.values())
 
 
-def name_of(settings: Settings, among: Sequence[Settings]) -> str:
+def named(runs: Iterable[Run]) -> list[Run]:
+    """The runs with labels and panels that say what differs among them, draw and seed apart: labels what is of the
+    training, panels what is of the scenario and the images of the evaluation; with one panel, all of it."""
+    runs = list(runs)
+    labels, panels = _labels([run.settings for run in runs]), _panel_names([run.settings for run in runs])
+    return [runs[i]._replace(label=labels[i], panel=panels[i]) for i in range(len(runs))]
+
+
+def _labels(every: Sequence[Settings]) -> dict[int, str]:
+    names = told_apart({i: _method(one, every) for i, one in enumerate(every)}, lambda i: {"track": every[i].track})
+    found: dict[int, str] = {}
+    for dataset in {one.scenario.dataset for one in every}:  # which has a budget of its own
+        own = {i: name for i, name in names.items() if every[i].scenario.dataset == dataset}
+        found |= told_apart(own, lambda i: _training(every[i]))
+    return found
+
+
+def _method(settings: Settings, among: Sequence[Settings]) -> str:
     """The method with what distinguishes it from its default, less what all runs of it among these share."""
     parts = [settings.subject]
     alike = [other for other in among if other.subject == settings.subject]
@@ -75,6 +95,31 @@ def name_of(settings: Settings, among: Sequence[Settings]) -> str:
         if any(other.changed.get(name, absent) != value for other in alike)
     ]
     return ", ".join(parts)
+
+
+def _training(settings: Settings) -> dict[str, Any]:
+    """All of the settings that changes how a method trains, under the names of the tables' columns."""
+    return {
+        **budget_of(settings),
+        "last_batch": settings.protocol.last_batch,
+        "deterministic": settings.deterministic,
+        **_flat(settings.method_settings, "settings."),
+    }
+
+
+def _panel_names(every: Sequence[Settings]) -> dict[int, str]:
+    parts = [_place(one) for one in every]
+    differing = [len(set(same)) > 1 for same in zip(*parts, strict=True)]
+    names = {i: ", ".join(part for part, it in zip(own, differing, strict=True) if it) for i, own in enumerate(parts)}
+    # what no slug prints is said field by field
+    names = told_apart(names, lambda i: _flat(every[i].scenario.model_dump(mode="json", exclude={"draw"})))
+    return {i: name or ", ".join(parts[i]).removesuffix(", on test") for i, name in names.items()}
+
+
+def _place(settings: Settings) -> tuple[str, ...]:
+    """Data set, noise, partition, clients and images of the evaluation, in words."""
+    scene = settings.scenario
+    return scene.dataset, *scene.slug.split("_")[:2], f"{scene.clients} clients", f"on {settings.evaluate_on}"
 
 
 def setting(settings: Settings, name: str) -> Any:
@@ -93,6 +138,27 @@ def setting(settings: Settings, name: str) -> Any:
     if name not in known:
         raise registry.unknown("setting of these runs", name, list(known))
     return known[name]
+
+
+def _with(config: Any, path: Sequence[str], value: Any) -> Any:
+    """The settings, or a table in them, with another value at a path."""
+    head, *rest = path
+    if isinstance(config, dict):
+        return {**config, head: _with(config[head], rest, value) if rest else value}
+    return config.model_copy(update={head: _with(getattr(config, head), rest, value) if rest else value})
+
+
+def _without(settings: Settings, name: str, value: Any) -> Settings:
+    """As if ``setting(settings, name)`` were ``value``, and nobody had set it by hand."""
+    first, *rest = name.split(".")
+    if first in ("noise", "partition") or name == "clients":
+        return cast(Settings, _with(settings, ("scenario", first, *rest), value))
+    if first == "protocol":
+        return cast(Settings, _with(settings, (first, *rest), value))
+    changed = {other: said for other, said in settings.changed.items() if other != name}
+    return cast(Settings, _with(settings, ("method_settings", first, *rest), value)).model_copy(
+        update={"changed": changed}
+    )
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -171,6 +237,11 @@ def _looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     }
 
 
+def _wrapped(title: str) -> str:
+    """In lines as wide as a panel."""
+    return textwrap.fill(title, 48, break_long_words=False, break_on_hyphens=False)
+
+
 def _series(runs: Iterable[Run], value: Callable[[RoundRecord], float | None]) -> tuple[Any, Any, Any]:
     """(rounds from 1, mean, standard deviation) over runs; a round without a number in some run is left out, a
     deviation is 0 where there is one run."""
@@ -215,14 +286,14 @@ def _noise(record: RoundRecord) -> float | None:
 
 
 def curves(runs: Sequence[Run]) -> Any:
-    """Accuracy by round, a panel a scenario, a line a method."""
+    """Accuracy by round, a panel a scenario, a line a method with its settings."""
     panels = _grouped(runs, lambda run: run.panel)
     looks = _looks(run.label for run in runs)
     figure, axes = _panels(1, len(panels), height=3.0, sharey=True)
     for place, (panel, inside) in zip(axes[0], panels.items(), strict=True):
         for label, line in _grouped(inside, lambda run: run.label).items():
             _curve(place, line, _accuracy, label, looks[label])
-        place.set(xlabel="round", title=panel)
+        place.set(xlabel="round", title=_wrapped(panel))
     axes[0, 0].set_ylabel("test accuracy (%)")
     _legend(figure, axes)
     return figure
@@ -311,7 +382,7 @@ def clients(runs: Sequence[Run]) -> Any:
         where = np.arange(len(before))
         place.bar(where - 0.2, before, 0.4, color=COLOURS[0], label="before correction")
         place.bar(where + 0.2, after, 0.4, color=COLOURS[1], hatch="////", edgecolor="white", lw=0, label="after")
-        place.set(xlabel="client", title=name)
+        place.set(xlabel="client", title=_wrapped(name))
         place.grid(axis="x", visible=False)
     axes[0, 0].set_ylabel("wrongly labelled samples")
     _legend(figure, axes)
@@ -319,47 +390,53 @@ def clients(runs: Sequence[Run]) -> Any:
 
 
 def sensitivity(runs: Sequence[Run], over: str) -> Any:
-    """Accuracy by round for each value of a setting, and the reached accuracy over it (a line a scenario and method).
+    """Accuracy by round for each value of a setting, a panel for all runs that differ in it alone, draw and seed apart;
+    and, a line for each such panel, the reached accuracy over the setting.
 
     over: a setting's name, as ``setting`` takes it.  Raises ValueError where it has one value only.
     """
-    values = {id(run): setting(run.settings, over) for run in runs}
-    ordered = sorted(set(values.values()), key=lambda value: (isinstance(value, str), value))
+    values = [setting(run.settings, over) for run in runs]
+    ordered = sorted(set(values), key=lambda value: (isinstance(value, str), value))
     if len(ordered) < 2:
         raise ValueError(f"{over} is {ordered[0]} in all of these runs; its effect needs two values or more")
-    figure, axes = _panels(1, 2, height=3.0)
-    first = runs[0].panel
-    by_value = _grouped((run for run in runs if run.panel == first), lambda run: values[id(run)])
+    alike = named(run._replace(settings=_without(run.settings, over, ordered[0])) for run in runs)
+    names = _names(alike)
+    lines: dict[str, dict[Any, list[Run]]] = defaultdict(lambda: defaultdict(list))
+    for run, value in zip(alike, values, strict=True):
+        lines[names[_key(run)]][value].append(run)
+    figure, axes = _panels(1, len(lines) + 1, height=3.0)
     colours = _looks(str(value) for value in ordered)
-    for value in ordered:
-        if value in by_value:
-            _curve(axes[0, 0], by_value[value], _accuracy, f"{over} = {value:g}" if isinstance(value, float)
-                   else f"{over} = {value}", colours[str(value)])  # fmt: skip
-    axes[0, 0].set(xlabel="round", ylabel="test accuracy (%)")
-    axes[0, 0].legend(ncols=2)
+    for at, (name, by_value) in zip(axes[0], lines.items(), strict=False):
+        for value in ordered:
+            if value in by_value:
+                _curve(at, by_value[value], _accuracy, f"{over} = {value:g}" if isinstance(value, float)
+                       else f"{over} = {value}", colours[str(value)])  # fmt: skip
+        at.set(xlabel="round", ylabel="test accuracy (%)", title=_wrapped(name) if len(lines) > 1 else "")
+        at.legend(ncols=2)
+    last = axes[0, -1]
     numeric = all(isinstance(value, int | float) for value in ordered)
     place = {value: value if numeric else i for i, value in enumerate(ordered)}
-    panels = _grouped(runs, lambda run: run.panel)
-    looks = _looks(panels)
-    for panel, inside in panels.items():
+    looks = _looks(lines)
+    for name, by_value in lines.items():
         points = []
-        for value, line in _grouped(inside, lambda run: values[id(run)]).items():
+        for value, line in by_value.items():
             reached = [records.Accuracy.of([r.accuracy for r in run.rounds]).last5_mean for run in line]
             known = [number for number in reached if number is not None]
             if known:
                 points.append((place[value], fmean(known), float(np.std(known, ddof=1)) if len(known) > 1 else 0.0))
-        x, mean, deviation = zip(*sorted(points), strict=True)
-        axes[0, 1].errorbar(x, mean, yerr=deviation if any(deviation) else None, label=panel, capsize=2, **looks[panel])
+        if points:
+            x, mean, deviation = zip(*sorted(points), strict=True)
+            last.errorbar(x, mean, yerr=deviation if any(deviation) else None, label=name, capsize=2, **looks[name])
     if numeric and min(ordered) > 0 and max(ordered) / min(ordered) >= 10:
-        axes[0, 1].set_xscale("log")
-        axes[0, 1].xaxis.set_minor_formatter("")
+        last.set_xscale("log")
+        last.xaxis.set_minor_formatter("")
     if numeric:
-        axes[0, 1].set_xticks(ordered, [f"{value:g}" for value in ordered])
+        last.set_xticks(ordered, [f"{value:g}" for value in ordered])
     else:
-        axes[0, 1].set_xticks(list(place.values()), [str(value) for value in place])
-    axes[0, 1].set(xlabel=over, ylabel="accuracy, mean of last five rounds (%)")
-    if len(panels) > 1:
-        axes[0, 1].legend()
+        last.set_xticks(list(place.values()), [str(value) for value in place])
+    last.set(xlabel=over, ylabel="accuracy, mean of last five rounds (%)")
+    if len(lines) > 1:
+        last.legend()
     return figure
 
 
@@ -373,15 +450,21 @@ COSTS: tuple[tuple[str, Callable[[RunResult], float]], ...] = (
 
 
 def costs(runs: Sequence[Run]) -> Any:
-    """Communication and computation of finished runs: a panel a cost, a bar a method (mean over its runs)."""
-    lines = _grouped((run for run in runs if run.result is not None), lambda run: run.label)
-    if not lines:
+    """Communication and computation of finished runs: a panel a cost, a bar a method with its settings in a scenario on
+    one machine (mean over its runs)."""
+    names = _names(runs)
+    results = [(names[_key(run)], run.result) for run in runs if run.result is not None]
+    if not results:
         raise ValueError("none of these runs is finished, and costs are read from results")
+    bars = told_apart({i: name for i, (name, _) in enumerate(results)}, lambda i: hardware(results[i][1].environment))
+    lines: dict[str, list[RunResult]] = defaultdict(list)
+    for i, name in bars.items():
+        lines[name].append(results[i][1])
     figure, axes = _panels(len(COSTS), 1, height=0.35 + 0.2 * len(lines))
     for place, (title, cost) in zip(axes[:, 0], COSTS, strict=True):
-        means = [fmean(cost(run.result) for run in line if run.result is not None) for line in lines.values()]
-        bars = place.barh(list(lines), means, color=COLOURS[0], height=0.6)
-        place.bar_label(bars, fmt="%.4g", padding=2, fontsize=7)
+        means = [fmean(cost(result) for result in line) for line in lines.values()]
+        drawn = place.barh(list(map(_wrapped, lines)), means, color=COLOURS[0], height=0.6)
+        place.bar_label(drawn, fmt="%.4g", padding=2, fontsize=7)
         place.invert_yaxis()
         place.set_xlim(0, max(means) * 1.18 or 1)
         place.grid(axis="y", visible=False)
@@ -406,7 +489,7 @@ def noise(facts: Sequence[tuple[str, dict[str, Any]]]) -> Any:
         place.bar(where, sizes - wrong, color=COLOURS[0], label="right labels")
         place.bar(where, wrong, bottom=sizes - wrong, color=COLOURS[1], hatch="////", edgecolor="white", lw=0,
                   label="wrong labels")  # fmt: skip
-        place.set(xlabel="client", title=f"{title}: {100 * said['realised_rate']:.1f} % wrong")
+        place.set(xlabel="client", title=_wrapped(f"{title}: {100 * said['realised_rate']:.1f} % wrong"))
         place.grid(axis="x", visible=False)
     for place in list(axes.flat)[len(facts) :]:
         place.set_axis_off()
@@ -417,8 +500,11 @@ def noise(facts: Sequence[tuple[str, dict[str, Any]]]) -> Any:
 
 
 def noise_of_runs(runs: Sequence[Run]) -> Any:
-    """``noise`` of the scenarios of these runs, each once."""
-    found = {f"{run.panel}, draw {run.settings.scenario.draw}": run.federation for run in runs}
+    """``noise`` of the scenarios of these runs, each once; as an oracle left it, where there was one."""
+    found = {}
+    for run in runs:
+        oracle = f", oracle {run.settings.oracle}" if run.settings.oracle else ""
+        found[f"{run.panel}, draw {run.settings.scenario.draw}{oracle}"] = run.federation
     return noise(list(found.items()))
 
 
