@@ -33,6 +33,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 MARKERS = "osD^vPX*<>"
 STYLES = ("-", "--", ":", "-.")
 WIDTH = 3.4  # inches of a panel: two fit a page's width
+LETTER = 0.06  # inches of a letter, on average
 
 
 class Run(NamedTuple):
@@ -305,8 +306,9 @@ def _legend(figure: Any, axes: Any) -> None:
     for place in axes.flat:
         handles, labels = place.get_legend_handles_labels()
         entries |= dict(zip(labels, handles, strict=True))
+    beside = int(figure.get_figwidth() / (LETTER * max(map(len, entries), default=0) + 0.5))
     figure.legend(
-        list(entries.values()), list(entries), loc="outside lower center", ncols=min(len(entries), 3) if entries else 1
+        list(entries.values()), list(entries), loc="outside lower center", ncols=max(1, min(len(entries), 3, beside))
     )
 
 
@@ -412,7 +414,7 @@ def sensitivity(runs: Sequence[Run], over: str) -> Any:
                 _curve(at, by_value[value], _accuracy, f"{over} = {value:g}" if isinstance(value, float)
                        else f"{over} = {value}", colours[str(value)])  # fmt: skip
         at.set(xlabel="round", ylabel="test accuracy (%)", title=_wrapped(name) if len(lines) > 1 else "")
-        at.legend(ncols=2)
+        at.legend(ncols=2 if len(over) < 12 else 1)
     last = axes[0, -1]
     numeric = all(isinstance(value, int | float) for value in ordered)
     place = {value: value if numeric else i for i, value in enumerate(ordered)}
@@ -461,9 +463,10 @@ def costs(runs: Sequence[Run]) -> Any:
     for i, name in bars.items():
         lines[name].append(results[i][1])
     figure, axes = _panels(len(COSTS), 1, height=0.35 + 0.2 * len(lines))
+    figure.set_figwidth(figure.get_figwidth() + LETTER * max(map(len, lines)))
     for place, (title, cost) in zip(axes[:, 0], COSTS, strict=True):
         means = [fmean(cost(result) for result in line) for line in lines.values()]
-        drawn = place.barh(list(map(_wrapped, lines)), means, color=COLOURS[0], height=0.6)
+        drawn = place.barh(list(lines), means, color=COLOURS[0], height=0.6)
         place.bar_label(drawn, fmt="%.4g", padding=2, fontsize=7)
         place.invert_yaxis()
         place.set_xlim(0, max(means) * 1.18 or 1)
