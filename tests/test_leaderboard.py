@@ -392,6 +392,28 @@ def test_an_edited_cell_is_found_with_file_line_and_column(column, value, sound)
     assert (found["line"], found["column"]) == (3, column)
 
 
+@pytest.mark.parametrize("command", ["table", "stats", "rerun"])
+def test_a_table_that_was_edited_is_neither_printed_nor_compared_nor_run_again(command, sound, tmp_path):
+    words = {"rerun": (f"{sound / 'digits.csv'}:2", "--out", tmp_path / "again")}.get(command, (sound,))
+    edit(sound, 1, "accuracy_mean", "99")
+    said = refused("leaderboard", command, *words)
+    assert "are not what the results beside them give (first: digits, " in said
+    assert f"`leaderboard verify {sound}` says where" in said
+    saved([entry(FULL, method=m, draw=d) for m in ("fedavg", "fedcova") for d in (0, 1)], sound)
+    path = sound / "digits.csv"
+    header, first, second = path.read_text().splitlines()
+    path.write_text("\n".join([header, second, first, ""]))  # line 2 would be another row
+    assert "are not what the results" in refused("leaderboard", command, *words)
+    assert not (tmp_path / "again").exists()
+
+
+def test_one_data_set_is_read_apart_from_the_others(sound):
+    saved([entry(FULL, dataset="synthetic")], sound)
+    edit(sound, 1, "accuracy_mean", "99")
+    assert "synthetic" in done("leaderboard", "table", sound, "--dataset", "synthetic")
+    assert "are not what" in refused("leaderboard", "table", sound, "--dataset", "digits")
+
+
 def test_every_column_is_held_against_the_entries(sound):
     """A cell of any column that is changed to another valid value is found, on its line."""
     original = (sound / "digits.csv").read_text()

@@ -119,7 +119,8 @@ def _draws_that_differ(found: Iterable[tuple[Path, Entry]]) -> list[str]:
 def read(leaderboards: Path, dataset: str | None = None) -> tuple[list[Row], list[Entry]]:
     """All rows and the entries behind them, of one data set or of all.
 
-    Raises ValueError where there are none, or where a table cannot be read (``verify`` says what is wrong with it).
+    Raises ValueError where there are none, or where a table cannot be read or is not what the entries give: no number
+    is shown, compared, repeated or published that its runs do not give (``verify`` says what is wrong).
     """
     paths = sorted(leaderboards.glob("*.csv"))
     if not paths:
@@ -133,8 +134,16 @@ def read(leaderboards: Path, dataset: str | None = None) -> tuple[list[Row], lis
             if problems:
                 raise ValueError(f"{problems[0]} (`leaderboard verify {leaderboards}` says all)")
             rows += [row for _, row in lines]
-    found = entries_.load_all(leaderboards)
-    return rows, [entry for entry in found if dataset in (None, entry.settings.scenario.dataset)]
+    found = entries_.load_all(leaderboards, dataset)
+    wanted = rows_of(found)
+    if _by_dataset(rows) != _by_dataset(wanted):
+        differing = [row for row in rows if row not in wanted] or [row for row in wanted if row not in rows]
+        which = f" (first: {differing[0].dataset}, {differing[0].scenario}, {differing[0].name})" if differing else ""
+        raise ValueError(
+            f"the tables in {leaderboards} are not what the results beside them give{which}. "
+            f"`leaderboard verify {leaderboards}` says where; `leaderboard build RUNS` derives them anew"
+        )
+    return rows, found
 
 
 def members(row: Row, entries: Iterable[Entry]) -> list[Entry]:

@@ -201,9 +201,9 @@ def load(path: Path) -> Entry:
     return records.parse(Entry, path.read_bytes(), str(path))
 
 
-def load_all(leaderboards: Path) -> list[Entry]:
-    """All entries of a leaderboard's folder, sorted by path."""
-    return [load(path) for path in sorted((leaderboards / RESULTS).rglob("*.json"))]
+def load_all(leaderboards: Path, dataset: str | None = None) -> list[Entry]:
+    """All entries of a leaderboard's folder, or those of one data set, sorted by path."""
+    return [load(path) for path in sorted((leaderboards / RESULTS / (dataset or "")).rglob("*.json"))]
 
 
 def runs_below(folders: Iterable[Path]) -> list[Path]:

@@ -201,12 +201,12 @@ def cell_of(entry: Entry) -> tuple[str, ...]:
 def rows_of(entries: Iterable[Entry]) -> list[Row]:
     """The rows of these entries, sorted.  Raises UnknownName for a data set that is not installed: its rows could not
     be held against its protocol."""
-    entries = sorted(entries, key=lambda entry: (cell_of(entry), entry.settings.scenario.draw, entry.settings.seed))
     cells: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
-    for entry in entries:
+    for entry in sorted(entries, key=lambda entry: (entry.settings.scenario.draw, entry.settings.seed)):
         cells[cell_of(entry)].append(entry)
-    reference = _references(entries)
-    return sorted((_row(cell, reference) for cell in cells.values()), key=_order)
+    ordered = [cells[cell] for cell in sorted(cells)]
+    reference = _references(entry for cell in ordered for entry in cell)
+    return sorted((_row(cell, reference) for cell in ordered), key=_order)
 
 
 def _order(row: Row) -> tuple[Any, ...]:
@@ -232,8 +232,9 @@ def _row(cell: Sequence[Entry], reference: Mapping[tuple[Any, ...], list[Entry]]
         known = list(values)
         return round(statistics.fmean(known)) if known else None
 
+    pairs = [(entry, other) for entry in done for other in reference.get(_pairing(entry), ())]
+
     def ratio(cost: Any) -> float | None:
-        pairs = [(entry, other) for entry in done for other in reference.get(_pairing(entry), ())]
         found = [cost(entry) / cost(other) for entry, other in pairs if cost(other)]
         return _figures(statistics.fmean(found)) if found else None
 
