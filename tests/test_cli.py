@@ -223,7 +223,21 @@ def test_output_that_is_not_a_terminal_is_name_tab_value_lines_and_nothing_else(
     result = records.load_result(folder / found["folder"])
     assert found["accuracy, last round"] == f"{result.accuracy.final:.2f} %"
     assert found["accuracy, mean of last 5 rounds"].startswith(f"{result.accuracy.last5_mean:.2f} %")
+    assert found["accuracy, mean of last 5 rounds"].endswith("over these rounds (only 2 measured)")
+    assert found["accuracy, mean of last 10 rounds"] == f"{result.accuracy.last10_mean:.2f} % (only 2 measured)"
     assert result.digest.startswith(found["digest"])
+
+
+def test_a_mean_over_enough_rounds_needs_no_number_of_them(tmp_path):
+    few = rows(done("show", rows(done(*RUN, "--out", tmp_path))["folder"]))
+    assert few["last 5 rounds, macro F1"].endswith(" (only 2 measured)")
+    found = rows(done(*RUN, "--rounds", "7", "--out", tmp_path))
+    assert found["accuracy, mean of last 5 rounds"].endswith("over these rounds")
+    assert found["accuracy, mean of last 10 rounds"].endswith("% (only 7 measured)")
+    found = rows(done(*RUN, "--rounds", "10", "--out", tmp_path))
+    assert found["accuracy, mean of last 10 rounds"].endswith(" %")
+    assert "measured" not in done("show", found["folder"])
+    assert "last 5 rounds, macro F1\t" in done("show", found["folder"])
 
 
 def test_the_console_script_and_this_process_give_the_same_digest(spoken, tmp_path):

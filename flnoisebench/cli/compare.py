@@ -111,7 +111,7 @@ def facts(found: list[Compared]) -> dict[str, list[str]]:
         if one.result is None:
             column["status"] = f"unfinished: {len(one.rounds)} of {one.settings.protocol.rounds} rounds"
         else:
-            column |= dict(result_rows(one.result))
+            column |= dict(result_rows(one.result, one.rounds))
         last = LastRounds.of(one.rounds)
         column["balanced accuracy"] = percent(last.balanced_accuracy)
         column["macro F1"] = percent(last.macro_f1)

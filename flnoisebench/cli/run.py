@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -246,15 +246,21 @@ def headline(prepared: runtime.Run) -> str:
     )
 
 
-def result_rows(result: RunResult) -> list[tuple[str, str]]:
-    """(name, value) of what a reader looks for first."""
+def fewer(rounds: Sequence[RoundRecord], than: int) -> str:
+    """What to add to a mean over the last rounds where fewer have an accuracy; nothing where enough have."""
+    measured = sum(record.accuracy is not None for record in rounds)
+    return "" if measured >= than else f" (only {measured} measured)"
+
+
+def result_rows(result: RunResult, rounds: Sequence[RoundRecord]) -> list[tuple[str, str]]:
+    """(name, value) of what a reader looks for first.  rounds: the run's records."""
     accuracy = result.accuracy
     spread = "" if accuracy.last5_std is None else f" ± {accuracy.last5_std:.2f} over these rounds"
     rows = [
         ("status", result.status if result.failure is None else f"failed: {result.failure.splitlines()[0]}"),
-        ("accuracy, mean of last 5 rounds", f"{percent(accuracy.last5_mean)} %{spread}"),
+        ("accuracy, mean of last 5 rounds", f"{percent(accuracy.last5_mean)} %{spread}{fewer(rounds, 5)}"),
         ("accuracy, last round", f"{percent(accuracy.final)} %"),
-        ("accuracy, mean of last 10 rounds", f"{percent(accuracy.last10_mean)} %"),
+        ("accuracy, mean of last 10 rounds", f"{percent(accuracy.last10_mean)} %{fewer(rounds, 10)}"),
         ("accuracy, best round (oracle)", f"{percent(accuracy.oracle)} %"),
         (
             "label noise, before and after",
@@ -280,14 +286,15 @@ def print_result(result: RunResult, folder: Path, *, as_json: bool) -> None:
         return
     oracle = f", oracle {result.oracle}," if result.oracle else ""
     title = f"{result.card['title']}{oracle} on {result.settings.scenario.dataset}"
+    found = result_rows(result, records.load_records(folder))
     if console.out.is_terminal:
         table = Table(title=title, show_header=False, title_justify="left")
-        for name, value in result_rows(result):
+        for name, value in found:
             table.add_row(name, value)
         console.out.print(table)
         console.out.print(f"folder: {folder}", soft_wrap=True)
         return
     print(f"run\t{title}")
-    for name, value in result_rows(result):
+    for name, value in found:
         print(f"{name}\t{value}")
     print(f"folder\t{folder}")

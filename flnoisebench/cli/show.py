@@ -12,7 +12,7 @@ from flnoisebench import records
 from flnoisebench.cli import console
 from flnoisebench.cli.console import curve, percent
 from flnoisebench.cli.listing import line
-from flnoisebench.cli.run import print_result
+from flnoisebench.cli.run import fewer, print_result
 from flnoisebench.records import LastRounds
 
 
@@ -68,7 +68,7 @@ def show(
         ("calibration error", means.calibration_error),
     ):
         if mean is not None:
-            line(f"last 5 rounds, {name}", f"{mean:.2f}")
+            line(f"last 5 rounds, {name}", f"{mean:.2f}{fewer(rounds, 5)}")
     if rounds:
         last = rounds[-1]
         details = {**last.judged, **last.diagnostics, **last.metrics}

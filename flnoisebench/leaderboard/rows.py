@@ -86,7 +86,7 @@ class Row(Config):
     accuracy_std_rounds: float | None = Field(
         ..., unit="%", why="mean over runs of the standard deviation over the last five rounds: what the papers print"
     )
-    accuracy_last10: float | None = Field(..., unit="%", why="mean over the last ten rounds")
+    accuracy_last10: float | None = Field(..., unit="%", why="mean over the last ten rounds, or over all of fewer")
     accuracy_final: float | None = Field(..., unit="%", why="last round")
     oracle_best: float | None = Field(..., unit="%", why="best round, chosen on the reported images: never a result")
     balanced_accuracy: float | None = Field(..., unit="%", why="mean of the per-class recalls")
