@@ -287,7 +287,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "scipy", "pydantic"},
     ),
     "report": (
-        {"api", "records", "settings", "registry", "scenario", "leaderboard", "runs"},
+        {"api", "records", "settings", "registry", "scenario", "leaderboard"},
         {"pandas", "numpy", "matplotlib", "rich", "torch", "jinja2"},
     ),
     "papers": ({"registry"}, set()),  # what a paper's tables were run with; unknown names answer as the registry's

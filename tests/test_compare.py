@@ -99,6 +99,14 @@ def test_an_unfinished_run_and_other_labels_under_one_name_are_obstacles(runs, t
     assert obstacles(base, load(tmp_path / "other")) == ["the same scenario by name, but other labels (digests differ)"]
 
 
+def test_a_folder_stands_for_all_runs_below_it(runs):
+    above = runs["base"].parents[5]  # out/base/<dataset>/<scenario>/<method>/<settings>/<run>
+    few = json.loads(done("compare", above / "base", above / "draw", "--json"))
+    assert [one["run"] for one in few["runs"]] == [str(runs["base"]), str(runs["draw"])]
+    whole = json.loads(done("compare", above, runs["base"], "--json"))
+    assert [one["run"] for one in whole["runs"]] == sorted(map(str, runs.values()))  # each once
+
+
 def test_one_run_is_nothing_to_compare(runs, tmp_path):
     assert "two runs or more" in refused("compare", runs["base"])
     assert "holds no run" in refused("compare", runs["base"], tmp_path)

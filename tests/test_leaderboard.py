@@ -538,7 +538,20 @@ def test_an_entry_whose_bits_differ_on_the_same_hardware_by_the_same_code_does_n
 
 def test_what_is_no_row_and_no_result_is_refused(built, tmp_path):
     assert "rows in lines 2 to 3" in refused("leaderboard", "rerun", f"{built / 'digits.csv'}:9", "--out", tmp_path)
-    assert "neither TABLE.csv:LINE" in refused("leaderboard", "rerun", tmp_path, "--out", tmp_path)
+    assert "neither TABLE.csv:LINE" in refused("leaderboard", "rerun", tmp_path / "nothing", "--out", tmp_path)
+    assert "holds no run" in refused("leaderboard", "rerun", tmp_path, "--out", tmp_path)
+
+
+def test_a_folder_that_holds_a_single_run_is_run_again_and_one_of_several_is_refused(runs, tmp_path):
+    folder = next(runs.rglob("fedavg/*"))
+    (first, second) = sorted(folder.iterdir())
+    shutil.copytree(second, tmp_path / "one" / "below" / "draw1")
+    result = call("leaderboard", "rerun", tmp_path / "one", "--out", tmp_path / "again", FLNOISEBENCH_COMMIT="c" * 40)
+    assert result.exit_code == 0, result.stderr
+    assert rows(result.stdout)["draw 1, seed 0"].endswith("bits equal")
+    said = refused("leaderboard", "rerun", folder, "--out", tmp_path / "again")
+    assert "holds 2 runs; name one of them" in said
+    assert str(first) in said
 
 
 def test_agreement_by_hand():

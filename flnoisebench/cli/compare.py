@@ -15,7 +15,7 @@ from flnoisebench.api import Config
 from flnoisebench.cli import console
 from flnoisebench.cli.console import curve, percent
 from flnoisebench.cli.run import result_rows
-from flnoisebench.cli.show import only_run
+from flnoisebench.leaderboard.entries import runs_below
 from flnoisebench.records import LastRounds, RoundRecord, RunResult
 from flnoisebench.settings import Settings
 
@@ -37,15 +37,17 @@ class Compared(NamedTuple):
 
 @console.guarded
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Two runs' folders or more.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Runs' folders, or folders of runs: two runs or more.")
+    ],
     as_json: Annotated[
         bool, typer.Option("--json", help="Print results and differences as one JSON object.", show_default="no")
     ] = False,
 ) -> None:
     """Show runs side by side, and say why two of them cannot be compared."""
-    if len(runs) < 2:
-        raise ValueError("compare needs two runs or more")
-    found = [load(only_run(folder)) for folder in runs]
+    found = [load(folder) for folder in runs_below(runs)]
+    if len(found) < 2:
+        raise ValueError(f"compare needs two runs or more, and there is {found[0].folder} alone")
     reasons = [
         f"{_letter(i)} and {_letter(j)}: {why}"
         for j in range(1, len(found))

@@ -17,6 +17,7 @@ from flnoisebench.cli import console
 from flnoisebench.cli import options as opt
 from flnoisebench.cli.console import duration, percent
 from flnoisebench.cli.listing import line
+from flnoisebench.cli.show import only_run
 from flnoisebench.executors import ClientError
 from flnoisebench.leaderboard import REFERENCE, Entry, Row, agreement, board, comparison, entries, rows_of, tables
 from flnoisebench.settings import Settings
@@ -99,7 +100,11 @@ def serially(data_root: Path, out: Path, device: str) -> Runner:
 @console.guarded
 def rerun(
     target: Annotated[
-        str, typer.Argument(metavar="ROW|RESULT", help="leaderboards/<dataset>.csv:LINE, an entry's .json, or a run.")
+        str,
+        typer.Argument(
+            metavar="ROW|RESULT",
+            help="leaderboards/<dataset>.csv:LINE, an entry's .json, a run, or a folder that holds one.",
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Where the repeated runs' folders go.")] = Path("runs-again"),
     draw: Annotated[
@@ -154,6 +159,8 @@ def stated_by(target: str) -> tuple[list[Entry], Row | None]:
         row = next(row for row in rows_of(near) if entry in board.members(row, near))
         return [entry] if entry.status == "complete" else [], row
     folder = path.parent if path.name == "result.json" else path
+    if folder.is_dir():
+        folder = only_run(folder)
     if (folder / "result.json").is_file():
         entry = Entry.of(folder)
         return [entry] if entry.status == "complete" else [], None

@@ -13,6 +13,7 @@ from flnoisebench.cli import console
 from flnoisebench.cli.console import curve, percent
 from flnoisebench.cli.listing import line
 from flnoisebench.cli.run import fewer, print_result
+from flnoisebench.leaderboard.entries import runs_below
 from flnoisebench.records import LastRounds
 
 
@@ -80,10 +81,8 @@ def only_run(folder: Path) -> Path:
     """The folder itself, or the one run below it.  Raises ValueError when there is none, or are several."""
     if (folder / "settings.json").exists():
         return folder
-    found = sorted(path.parent for path in folder.rglob("settings.json")) if folder.is_dir() else []
+    found = runs_below([folder])
     if len(found) == 1:
         return found[0]
-    if not found:
-        raise ValueError(f"{folder} holds no run (no settings.json in it or below it)")
     listed = "\n  ".join(map(str, found[:20]))
     raise ValueError(f"{folder} holds {len(found)} runs; name one of them:\n  {listed}")

@@ -19,12 +19,11 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from flnoisebench import records, registry
-from flnoisebench.leaderboard.entries import hardware
+from flnoisebench.leaderboard.entries import hardware, runs_below
 from flnoisebench.leaderboard.naming import told_apart
 from flnoisebench.leaderboard.rows import budget_of, default_preset
 from flnoisebench.records import RoundRecord, RunResult
 from flnoisebench.report import tolerance
-from flnoisebench.runs import below
 from flnoisebench.settings import Settings
 
 FORMATS = (".svg", ".pdf", ".png")
@@ -54,16 +53,12 @@ class Run(NamedTuple):
 
 def load(folders: Iterable[Path]) -> list[Run]:
     """The runs in or below these folders.  Raises ValueError where there is none, or one is damaged."""
-    found: dict[Path, Run] = {}
-    for folder in folders:
-        here = [one.folder for one in below(folder)]
-        if not here:
-            raise ValueError(f"{folder} holds no run (no settings.json in it or below it)")
-        for place in here:
-            settings = records.load_settings(place)
-            result = records.load_result(place) if (place / "result.json").exists() else None
-            found[place] = Run("", "", settings, records.load_records(place), result)
-    return named(found.values())
+    found = []
+    for place in runs_below(folders):
+        settings = records.load_settings(place)
+        result = records.load_result(place) if (place / "result.json").exists() else None
+        found.append(Run("", "", settings, records.load_records(place), result))
+    return named(found)
 
 
 def named(runs: Iterable[Run]) -> list[Run]:
