@@ -235,6 +235,21 @@ def test_sensitivity_averages_over_neither_methods_nor_scenarios(runs):
     assert [line.get_label() for line in figure.axes[2].containers] == ["fedcova, alpha=2.0", "fedcova, alpha=7.0"]
 
 
+def test_long_names_are_not_cut_off(runs):
+    long = [run._replace(label=f"{run.label}, {'a setting with a long name=0.1, ' * 2}") for run in runs]
+    figure = figures.draw("correction", long)
+    figure.draw_without_rendering()
+    legend, whole = figure.legends[0].get_window_extent(), figure.bbox
+    assert whole.x0 <= legend.x0 < legend.x1 <= whole.x1
+    figure = figures.draw("costs", long)
+    figure.draw_without_rendering()
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles == [title for title, _ in figures.COSTS]
+    for axes in figure.axes:
+        extent = axes.get_tightbbox()
+        assert figure.bbox.x0 <= extent.x0 < extent.x1 <= figure.bbox.x1
+
+
 def test_costs_are_averaged_over_neither_scenarios_nor_machines(runs):
     first, second = of(runs, "fedavg")
     other = figures._with(first.settings, ("scenario", "clients"), 9)

@@ -233,9 +233,9 @@ def _looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _wrapped(title: str) -> str:
-    """In lines as wide as a panel."""
-    return textwrap.fill(title, 48, break_long_words=False, break_on_hyphens=False)
+def _wrapped(text: str, letters: int = 48) -> str:
+    """In lines of so many letters; by default as wide as a panel."""
+    return textwrap.fill(text, letters, break_long_words=False, break_on_hyphens=False)
 
 
 def _series(runs: Iterable[Run], value: Callable[[RoundRecord], float | None]) -> tuple[Any, Any, Any]:
@@ -301,9 +301,13 @@ def _legend(figure: Any, axes: Any) -> None:
     for place in axes.flat:
         handles, labels = place.get_legend_handles_labels()
         entries |= dict(zip(labels, handles, strict=True))
-    beside = int(figure.get_figwidth() / (LETTER * max(map(len, entries), default=0) + 0.5))
+    letters = int(figure.get_figwidth() / LETTER)
+    beside = letters // (max(map(len, entries), default=0) + 8)  # with a mark and gaps
     figure.legend(
-        list(entries.values()), list(entries), loc="outside lower center", ncols=max(1, min(len(entries), 3, beside))
+        list(entries.values()),
+        [_wrapped(name, letters - 8) for name in entries],
+        loc="outside lower center",
+        ncols=max(1, min(len(entries), 3, beside)),
     )
 
 
