@@ -172,7 +172,14 @@ def test_a_markdown_table_is_methods_by_noise_level_with_the_best_in_bold(folder
     assert lines[4] == "| Fedavg | **81.00 ± 1.41 (2)**† | 55.00 ± 7.07 (2)† |"
     assert lines[5] == "| Fedcova | 70.50 ± 0.71 (2)† | **71.00 ± 1.41 (2)**† |"
     assert lines[6] == "| Fedavg, oracle clean-samples |  | 99.00 ± 0.00 (2)† |"  # a bound is never the best
-    assert "- † wrong-protocol: Fedavg, Fedcova, Fedavg, oracle clean-samples" in lines
+    assert "- † wrong-protocol: all" in lines
+
+
+def test_a_doubt_names_its_rows_so_that_names_with_commas_can_be_told_apart(tmp_path):
+    runs = [entry((50.0,), method="fedavg"), entry((60.0,), method="fedavg", oracle="clean-samples")]
+    runs += cell({"fedcova": (70, 72)})
+    lines = done("leaderboard", "table", saved(runs, tmp_path / "board")).splitlines()
+    assert "- † single-draw: Fedavg; Fedavg, oracle clean-samples" in lines
 
 
 def test_latex_is_escaped_and_bold(folder):

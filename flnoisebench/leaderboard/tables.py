@@ -119,7 +119,8 @@ def _notes(rows: Sequence[Row], names: dict[Row, str], lines: Sequence[tuple[str
         for flag in row.doubts:
             if names[row] not in doubted[flag]:
                 doubted[flag].append(names[row])
-    notes += [f"{DOUBT} {flag}: {', '.join(who)}" for flag, who in doubted.items()]
+    for flag, who in doubted.items():  # names have commas of their own
+        notes.append(f"{DOUBT} {flag}: {'all' if 1 < len(who) == len(lines) else '; '.join(who)}")
     return notes
 
 
@@ -185,7 +186,7 @@ def latex(table: Table) -> str:
     lines = [
         r"\begin{table}",
         r"\centering",
-        rf"\caption{{{_escaped(table.title)}. {_escaped('; '.join(table.notes))}.}}",
+        rf"\caption{{{_escaped(table.title)}. {_escaped('. '.join(table.notes))}.}}",
     ]
     lines += [rf"\begin{{tabular}}{{l{'c' * len(headings)}}}", r"\toprule"]
     lines += [" & ".join(["method", *map(_escaped, headings)]) + r" \\", r"\midrule"]
