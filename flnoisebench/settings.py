@@ -15,6 +15,7 @@ import pydantic
 from flnoisebench import protocols, registry
 from flnoisebench.api import Config, Field, Method, Protocol
 from flnoisebench.scenario import (
+    PARTITION_READS,
     PRESET_PARTITIONS,
     Noise,
     Partition,
@@ -300,8 +301,9 @@ def resolve_scenario(
     draw: int = 0,
     holdout: float = 0.0,
 ) -> ScenarioSpec:
-    """The scenario alone; raises ValueError for what cannot be.  noise: a preset, or a TOML file that ends in .toml; by
-    default fedcova-sym, and where the labels of the data set are wrong already "given", those labels."""
+    """The scenario alone; raises ValueError for what cannot be, and for a change that the law does not read: it would
+    give the same federation another name.  noise: a preset, or a TOML file that ends in .toml; by default fedcova-sym,
+    and where the labels of the data set are wrong already "given", those labels."""
     data = registry.load_dataset(dataset)
     noise = noise or ("fedcova-sym" if data.labels_are_true else "given")
     from_file = noise.endswith(".toml")
@@ -320,12 +322,19 @@ def resolve_scenario(
         partition = {**PRESET_PARTITIONS[noise].model_dump(), **partition}
     if "file" in partition:
         partition = {"law": "manifest", **partition}
+    split = _validated(Partition, partition, "partition")
+    read = ("law", "min_size", *PARTITION_READS[split.law])
+    for name, value in (partition_changes or {}).items():
+        if name not in read:  # it would name a second scenario of the same federation
+            raise ValueError(
+                f"{name}={value!r} would change nothing in partition {split.law!r}: it reads {', '.join(sorted(read))}"
+            )
     return _validated(
         ScenarioSpec,
         {
             "dataset": dataset,
             "clients": clients,
-            "partition": pinned(_validated(Partition, partition, "partition")),
+            "partition": pinned(split),
             "noise": law,
             "noise_name": noise_name(Path(noise)) if from_file else noise,
             "draw": draw,

@@ -11,7 +11,7 @@ from command_line import PLUGIN
 from flnoisebench import protocols
 from flnoisebench.api import Optimiser, Protocol
 from flnoisebench.registry import UnknownName
-from flnoisebench.scenario import noise_from
+from flnoisebench.scenario import Partition, ScenarioSpec, noise_from
 from flnoisebench.settings import Settings, parse_assignment, presets_of, resolve, resolve_scenario
 
 
@@ -155,6 +155,15 @@ def test_an_unknown_name_is_answered_with_near_misses(changes, message):
         ({"noise_changes": {"target": "par"}}, "Did you mean pair?"),
         ({"partition_changes": {"law": "dirichlett"}}, "Did you mean dirichlet"),
         ({"partition_changes": {"alhpa": 3}}, "partition: unknown setting 'alhpa'. Did you mean alpha"),
+        (
+            {"partition_changes": {"law": "iid", "alpha": 3.0}},
+            "alpha=3.0 would change nothing in partition 'iid': it reads law, min_size",
+        ),
+        (
+            {"partition_changes": {"per_client": 3}},
+            "per_client=3 would change nothing in partition 'bernoulli-dirichlet': it reads alpha, law, min_size, p",
+        ),
+        ({"noise": "fedcova-paper-40.3", "partition_changes": {"law": "dirichlet", "p": 0.8}}, "p=0.8 would change"),
         ({"clients": 0}, "scenario: clients = 0"),
         ({"seed": -1}, "settings: seed = -1"),
         ({"draw": -1}, "scenario: draw = -1"),
@@ -166,6 +175,13 @@ def test_a_setting_that_cannot_be_is_named_with_its_value_on_one_line(changes, m
         settings(**changes)
     assert "\n" not in str(caught.value)
     assert "pydantic" not in str(caught.value)
+
+
+def test_a_scenario_of_old_that_states_what_its_law_does_not_read_keeps_its_name():
+    spec = resolve_scenario(dataset="digits", partition_changes={"law": "iid"})
+    old = spec.model_copy(update={"partition": Partition(law="iid", alpha=3.0)})
+    assert ScenarioSpec.model_validate_json(old.model_dump_json()) == old
+    assert old.slug != spec.slug
 
 
 def test_two_wrong_settings_are_both_named(mine):
