@@ -11,7 +11,8 @@
     method = "fedcova"
     seed = [1, 2]                               # any of these
 
-    [[include]]                                 # a further small grid: the single values above, and what it says
+    [[include]]                                 # a further small grid: the single values above, and what it says, which
+                                                # wins over them
     method = "fedavg-relabel"
 
 Where only single values stand above the includes, and no method, they are what the includes share, and no run of
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from flnoisebench import registry
-from flnoisebench.settings import OPTIONS, Settings, assignments, from_options
+from flnoisebench.settings import OPTIONS, Settings, assignments, from_options, overlaid
 
 SEVERAL = tuple(name for name, kind in OPTIONS.items() if kind is list)  # set, noise_set, partition_set
 SHOWN = 10  # wrong combinations in one message
@@ -77,12 +78,14 @@ def expand(content: Mapping[str, Any]) -> list[dict[str, Any]]:
         if len(left) == len(points):
             raise ValueError(f"[[exclude]] {number} leaves out nothing: no combination agrees with {dict(table)}")
         points = left
+    found = [_options(point) for point in points]
     for number, table in enumerate(_tables(content, "include"), 1):
         further, _ = _axes(table, f"[[include]] {number}: ")
-        points += _product({**{name: values for name, values in axes.items() if name in single}, **further})
-    if not points:
+        shared = _options({name: axes[name][0] for name in axes if name in single and name not in further})
+        found += [overlaid(shared, _options(point)) for point in _product(further)]
+    if not found:
         raise ValueError('this grid names no run; write at least one option, such as method = ["fedavg", "fedcova"]')
-    return [_options(point) for point in points]
+    return found
 
 
 def runs_of(combinations: Iterable[Mapping[str, Any]], *, device: str) -> list[Settings]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -196,7 +196,8 @@ def resolve(
     FedCova by default; under an oracle FedAvg, the reference row.  ``choices``: see Settings; by default "preset"
     without ``changes`` and "unstated" with some.
 
-    Order: protocol file, then (track own) the preset's protocol, then ``rounds``, ``precision`` and ``changes``.
+    Order: protocol file, then (track own) the preset's protocol, then ``rounds``, ``precision`` and ``changes``, which
+    must not contradict each other.
     Raises ValueError (UnknownName with near misses among them) for whatever cannot be; nothing is loaded or written.
     """
     method = method or ("fedavg" if oracle else "fedcova")
@@ -218,6 +219,7 @@ def resolve(
     if preset not in presets:
         raise registry.unknown(f"preset of {method}", preset, list(presets))
     preset_settings, preset_protocol = presets[preset].on(dataset)
+    require_agreement({"rounds": rounds, "precision": precision, "set": changes})
     changed = dict(map(parse_assignment, changes))
     of_protocol = {name.removeprefix("protocol."): v for name, v in changed.items() if name.startswith("protocol.")}
     of_method = {name: value for name, value in changed.items() if not name.startswith("protocol.")}
@@ -265,6 +267,12 @@ OPTIONS: dict[str, type] = {
     "min_size": int, "clients": int, "draw": int, "seed": int, "rounds": int, "precision": str, "set": list,
     "evaluate_on": str, "holdout": float, "oracle": str, "choices": str, "deterministic": bool,
 }  # fmt: skip
+# Options for what an entry of a list says too: --rho 0.4 is --noise-set rho=0.4.
+ALSO = {
+    "rho": ("noise_set", "rho"), "tau": ("noise_set", "tau"), "partition": ("partition_set", "law"),
+    "p": ("partition_set", "p"), "alpha": ("partition_set", "alpha"), "min_size": ("partition_set", "min_size"),
+    "rounds": ("set", "protocol.rounds"), "precision": ("set", "protocol.precision"),
+}  # fmt: skip
 _WANTED = {str: "a string", float: "a number", int: "a whole number", bool: "true or false", list: "a list of strings"}
 
 
@@ -281,14 +289,73 @@ def from_options(options: Mapping[str, Any], *, device: str) -> Settings:
         kind: Any = {float: int | float, list: list | tuple}.get(OPTIONS[name], OPTIONS[name])
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise ValueError(f"{name} = {value!r}: {_WANTED[OPTIONS[name]]} is wanted")
-    noise_changes: dict[str, Any] = {name: said.pop(name) for name in ("rho", "tau") if name in said}
-    noise_changes |= dict(map(parse_assignment, said.pop("noise_set", ())))
-    law = {"law": said.pop("partition")} if "partition" in said else {}
-    law |= {name: said.pop(name) for name in ("p", "alpha", "min_size") if name in said}
-    law |= dict(map(parse_assignment, said.pop("partition_set", ())))
-    if device == "cpu" and not said.get("precision"):
-        said["precision"] = "fp32"
-    return resolve(noise_changes=noise_changes, partition_changes=law, changes=said.pop("set", ()), **said)
+    noise_changes, law = scenario_changes(said)
+    apart = {"noise_set", "partition_set", *(name for name, (table, _) in ALSO.items() if table != "set")}
+    rest = {name: value for name, value in said.items() if name not in apart}
+    changes = rest.pop("set", ())
+    if (
+        device == "cpu"
+        and not rest.get("precision")
+        and "protocol.precision" not in dict(map(parse_assignment, changes))
+    ):
+        rest["precision"] = "fp32"
+    return resolve(noise_changes=noise_changes, partition_changes=law, changes=changes, **rest)
+
+
+def scenario_changes(said: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(changes of the noise, changes of the partition), of ``run``'s options.  Raises ValueError where two of them
+    contradict each other."""
+    changes: dict[str, dict[str, Any]] = {"noise_set": {}, "partition_set": {}, "set": {}}
+    for name, (table, entry) in ALSO.items():
+        if said.get(name) is not None:
+            changes[table][entry] = said[name]
+    require_agreement(said)
+    for table in ("noise_set", "partition_set"):
+        changes[table] |= dict(map(parse_assignment, said.get(table) or ()))
+    return changes["noise_set"], changes["partition_set"]
+
+
+def _entries(options: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, Any]]:
+    """(what is said, how, the value) of ``run``'s options: the same first part however it was said."""
+    for option, value in options.items():
+        if value is None:
+            continue
+        flag = f"--{option.replace('_', '-')}"
+        if OPTIONS[option] is not list:
+            yield ALSO.get(option, (option,)), f"{flag} {value}", value
+            continue
+        for text in value:
+            name, found = parse_assignment(text)
+            for entry in assignments({name: found} if isinstance(found, dict) else {}) or [text]:
+                leaf, inner = parse_assignment(entry)
+                yield (option, leaf), f"{flag} {text}", inner
+
+
+def require_agreement(options: Mapping[str, Any]) -> None:
+    """Raises ValueError where two of ``run``'s options say one thing and not the same."""
+    seen: dict[tuple[str, ...], tuple[str, Any]] = {}
+    for what, how, value in _entries(options):
+        before, other = seen.setdefault(what, (how, value))
+        if other is not value and other != value:  # is: nan, which validation refuses
+            raise ValueError(f"{before} and {how} contradict each other: leave one of them out")
+
+
+def overlaid(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of ``run`` with others, all of them said, laid over them, which win however the same is said: of
+    ``rho`` = 0.4 under ``noise_set`` = ["rho=0.2"] nothing is left."""
+    taken = {what for what, _, _ in _entries(over)}
+    result: dict[str, Any] = {}
+    for option, value in under.items():
+        if value is None:
+            continue
+        if OPTIONS[option] is list:
+            value = [text for text in value if not {what for what, _, _ in _entries({option: [text]})} & taken]
+        elif ALSO.get(option, (option,)) in taken:
+            continue
+        result[option] = value
+    for option, value in over.items():
+        result[option] = [*result.get(option, ()), *value] if OPTIONS[option] is list else value
+    return result
 
 
 def resolve_scenario(

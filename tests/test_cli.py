@@ -481,11 +481,36 @@ def test_any_field_of_the_noise_spec_can_be_set():
     assert (noise["rho"], noise["lo"], noise["hi"]) == (0.8, 0.1, 0.2)
 
 
-def test_set_wins_over_rounds_and_precision():
-    words = ("--precision", "fp32", "--set", "protocol.rounds=1", "--set", "protocol.precision=bf16")
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (("--rho", "0.4", "--noise-set", "rho=0.5"), "--rho 0.4 and --noise-set rho=0.5 contradict each other"),
+        (
+            ("--noise-set", "rho=0.4", "--noise-set", "rho=0.5"),
+            "--noise-set rho=0.4 and --noise-set rho=0.5 contradict",
+        ),
+        (("--partition", "iid", "--partition-set", "law=shards"), "--partition iid and --partition-set law=shards"),
+        (("--alpha", "3", "--partition-set", "alpha=4"), "--partition-set alpha=4 and --alpha 3.0 contradict"),
+        (("--set", "protocol.rounds=1"), "--rounds 2 and --set protocol.rounds=1 contradict"),
+        (("--precision", "fp32", "--set", "protocol.precision=bf16"), "contradict each other: leave one of them out"),
+        (
+            ("--set", "protocol.optimiser={ lr = 0.1 }", "--set", "protocol.optimiser.lr=0.2"),
+            "--set protocol.optimiser={ lr = 0.1 } and --set protocol.optimiser.lr=0.2 contradict",
+        ),
+    ],
+)
+def test_two_options_that_contradict_each_other_are_refused_and_equal_ones_are_not(words, found):
+    assert found in refused(*RUN, *words)
+    if words[0] not in ("--set", "--precision"):
+        assert "contradict each other" in refused("scenario", "build", "--clients", "5", *words)
+    assert not Path("runs").exists()
+
+
+def test_what_is_said_twice_and_the_same_is_said_once():
+    words = ("--rho", "0.4", "--noise-set", "rho=0.4", "--set", "protocol.rounds=2", "--set", "protocol.precision=bf16")
     settings = json.loads(done(*RUN, *words, "--json"))["settings"]
-    assert settings["protocol"]["rounds"] == 1
-    assert settings["protocol"]["precision"] == "bf16"
+    assert settings["scenario"]["noise"]["rho"] == 0.4
+    assert settings["protocol"]["precision"] == "bf16"  # a CPU's fp32 is a default
 
 
 def test_the_environment_names_the_data_folder_and_the_option_wins_over_it(tmp_path):
@@ -511,6 +536,15 @@ def test_a_config_file_gives_the_options_and_the_command_line_wins():
     assert settings["scenario"]["noise_name"] == "fedcorr"
     assert settings["scenario"]["noise"]["tau"] == 0.25
     assert settings["seed"] == 4
+
+
+def test_the_command_line_wins_over_the_file_however_either_says_it():
+    text = 'rho = 0.2\nrounds = 2\nset = ["protocol.batch=64"]\npartition_set = ["p=0.9", "alpha=3"]\n'
+    words = ("--method", "fedavg", "--clients", "5", "--noise-set", "rho=0.4", "--p", "0.8")
+    settings = configured(text, *words, "--set", "protocol.rounds=1")
+    assert settings["scenario"]["noise"]["rho"] == 0.4
+    assert settings["protocol"]["rounds"] == 1
+    assert settings["scenario"]["partition"] == {"law": "bernoulli-dirichlet", "p": 0.8, "alpha": 3.0, "min_size": 2}
 
 
 @pytest.mark.parametrize(

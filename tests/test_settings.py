@@ -77,7 +77,7 @@ def test_the_protocol_file_is_the_base():
     assert settings(dataset="cifar100").protocol.name == "cifar100"
 
 
-def test_the_file_gives_way_to_the_preset_in_track_own_that_to_rounds_and_precision_those_to_set(mine):
+def test_the_file_gives_way_to_the_preset_in_track_own_that_to_rounds_precision_and_set(mine):
     common = settings(method=mine, preset="second")
     assert (common.protocol.batch, common.protocol.local_epochs) == (32, 1)
     own = settings(method=mine, preset="second", track="own")
@@ -86,11 +86,13 @@ def test_the_file_gives_way_to_the_preset_in_track_own_that_to_rounds_and_precis
     said = settings(method=mine, preset="second", track="own", rounds=7, precision="tf32")
     assert (said.protocol.rounds, said.protocol.precision, said.protocol.batch) == (7, "tf32", 8)
     last = settings(
-        method=mine, preset="second", track="own", rounds=7, precision="tf32",
-        changes=["protocol.rounds=9", "protocol.precision=bf16", "protocol.batch=4", "protocol.batch=2"],
+        method=mine, preset="second", track="own", rounds=9,
+        changes=["protocol.rounds=9", "protocol.precision=bf16", "protocol.batch=2"],
     )  # fmt: skip
     assert (last.protocol.rounds, last.protocol.precision, last.protocol.batch) == (9, "bf16", 2)
     assert last.protocol_overrides == {"batch": 2, "local_epochs": 2, "rounds": 9, "precision": "bf16"}
+    with pytest.raises(ValueError, match=r"--rounds 7 and --set protocol\.rounds=9 contradict each other"):
+        settings(method=mine, rounds=7, changes=["protocol.rounds=9"])
 
 
 def test_a_preset_may_have_other_values_on_one_data_set(mine):

@@ -70,6 +70,17 @@ def test_inclusions_are_small_grids_on_top_of_the_single_values():
     assert len(spans("seed = [0, 1]\n" + shared)) == 4
 
 
+def test_what_an_inclusion_says_wins_however_the_single_values_said_it():
+    def include(shared: str, own: str) -> dict:
+        return spans(f'method = ["a", "b"]\n{shared}\n[[include]]\n{own}')[-1]
+
+    assert include("rho = 0.4\ntau = 0.5", "noise_set.rho = 0.2") == {"tau": 0.5, "noise_set": ["rho=0.2"]}
+    assert include("set = [['x=1', 'y=2']]", "set.x = 3") == {"set": ["x=3"]}  # a list spans, and is not shared
+    assert include("set.x = 1\nset.y = 2", "set = 'x=3'") == {"set": ["y=2", "x=3"]}
+    assert include("rounds = 3", "set.protocol.rounds = 9") == {"set": ["protocol.rounds=9"]}
+    assert include("partition_set.law = 'iid'", "partition = 'shards'") == {"partition_set": [], "partition": "shards"}
+
+
 def test_what_comes_to_the_same_run_comes_once():
     same = grid.expand({"method": "fedavg", "precision": ["fp32"], "seed": [0, 0], "include": [{"method": "fedavg"}]})
     assert len(same) == 3
@@ -96,6 +107,10 @@ def test_what_comes_to_the_same_run_comes_once():
         ("seed = [0]\n[[exclude]]\nseed = 0", "this grid names no run"),
         ("", "this grid names no run"),
         ("seed = [0\nmethod = 1", "is not TOML"),
+        (
+            "rho = [0.4, 0.5]\nnoise_set.rho = 0.5",
+            "rho=0.4 noise_set: rho=0.5: --rho 0.4 and --noise-set rho=0.5 contra",
+        ),
         ('method = "fedavg"\nset.alpa = 1', "set: alpa=1: settings of fedavg"),
     ],
 )
@@ -124,7 +139,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 
 
 def test_a_grid_may_say_every_option_of_run_that_decides_its_numbers_and_no_other():
-    named = {name.rstrip("_") for name in inspect.signature(run).parameters}
+    named = {name.rstrip("_") for name in inspect.signature(run).parameters} - {"context"}
     assert set(OPTIONS) == named - HERE_ONLY
     assert set(grid.ELSEWHERE) == {name.removeprefix("as_") for name in HERE_ONLY}
 

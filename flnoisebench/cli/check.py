@@ -12,7 +12,7 @@ from rich.table import Table
 from flnoisebench import conformance
 from flnoisebench.cli import console
 from flnoisebench.conformance import Report
-from flnoisebench.settings import parse_assignment
+from flnoisebench.settings import parse_assignment, require_agreement
 
 
 @console.guarded
@@ -44,6 +44,7 @@ def check(
     ] = False,
 ) -> None:
     """Try a method on every rule that it must keep, in seconds and without a data set."""
+    require_agreement({"set": set_})
     changed = dict(map(parse_assignment, set_ or []))
     live = console.out.is_terminal and not as_json
     with console.out.status("starting") if live else nullcontext() as status:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -132,8 +132,3 @@ def lane_count(text: str) -> int | None:
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"--lanes {text}: write auto or a number from 1")
     return int(text)
-
-
-def given(**values: Any) -> dict[str, Any]:
-    """Those that were said."""
-    return {name: value for name, value in values.items() if value is not None}

@@ -18,7 +18,7 @@ from flnoisebench.cli import options as opt
 from flnoisebench.cli.console import duration, percent, size
 from flnoisebench.executors import ClientError
 from flnoisebench.records import RoundRecord, RunResult
-from flnoisebench.settings import CHOICES, EVALUATE_ON, TRACKS, assignments, from_options
+from flnoisebench.settings import CHOICES, EVALUATE_ON, TRACKS, assignments, from_options, overlaid
 
 
 def read_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -53,6 +53,7 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
 
 @console.guarded
 def run(
+    context: typer.Context,
     method: opt.MethodName = None,
     dataset: opt.DatasetName = "digits",
     protocol: Annotated[
@@ -144,7 +145,9 @@ def run(
         "precision": precision, "set": set_, "evaluate_on": evaluate_on, "holdout": holdout, "oracle": oracle,
         "choices": choices, "deterministic": deterministic,
     }  # fmt: skip
-    settings = from_options(said, device=place.type)
+    typed = {name: value for name, value in said.items() if _typed(context, name) and value is not None}
+    rest = {name: value for name, value in said.items() if name not in typed}
+    settings = from_options(overlaid(rest, typed), device=place.type)
     log = tracking.Log(log_to or (), settings.folder(out), out, settings, on_trouble=_warn)
     prepared = None
     try:
@@ -172,6 +175,12 @@ def run(
     print_result(result, folder, as_json=as_json)
     if result.status == "failed":
         raise typer.Exit(console.FAILED)
+
+
+def _typed(context: typer.Context, option: str) -> bool:
+    """Whether it was said on the command line, and not in the file of --config."""
+    source = context.get_parameter_source("set_" if option == "set" else option)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _warn(text: str) -> None:

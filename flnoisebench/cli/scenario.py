@@ -18,7 +18,7 @@ from flnoisebench.cli.console import percent
 from flnoisebench.cli.listing import line
 from flnoisebench.runtime import build_scenario, check_scenario, with_foreign
 from flnoisebench.scenario import pictures
-from flnoisebench.settings import parse_assignment, resolve_scenario
+from flnoisebench.settings import resolve_scenario, scenario_changes
 
 app = typer.Typer(no_args_is_help=True, help="Pin, look at and check scenarios: partition and noise.")
 ManifestFile = Annotated[Path, typer.Argument(metavar="MANIFEST", help="A file that `scenario build` wrote.")]
@@ -47,14 +47,16 @@ def build(
     ] = None,
 ) -> None:
     """Draw a scenario and write its manifest."""
+    said = {
+        "rho": rho, "tau": tau, "noise_set": noise_set, "partition": partition, "partition_set": partition_set, "p": p,
+        "alpha": alpha, "min_size": min_size,
+    }  # fmt: skip
+    noise_changes, partition_changes = scenario_changes(said)
     spec = resolve_scenario(
         dataset=dataset,
         noise=noise,
-        noise_changes={**opt.given(rho=rho, tau=tau), **dict(map(parse_assignment, noise_set or []))},
-        partition_changes={
-            **opt.given(law=partition, p=p, alpha=alpha, min_size=min_size),
-            **dict(map(parse_assignment, partition_set or [])),
-        },
+        noise_changes=noise_changes,
+        partition_changes=partition_changes,
         clients=clients,
         draw=draw,
         holdout=holdout,
