@@ -12,11 +12,13 @@ from typing import Any, Literal
 
 from flnoisebench.settings import Settings
 
+FAILURE = "failure.txt"  # what a sweep writes of a run that failed: where, when and the traceback
+
 
 @dataclass(frozen=True)
 class Found:
     """A run's folder.  accuracy: mean of the last five rounds, in percent, once it is over; else of the last round.
-    seconds: wall time of its finished rounds.  problem: why a damaged one cannot be read."""
+    seconds: wall time of its finished rounds.  problem: why a damaged one cannot be read, or one could not begin."""
 
     folder: Path
     status: Literal["complete", "failed", "unfinished", "damaged"]
@@ -37,13 +39,14 @@ def below(out: Path) -> list[Found]:
 
 
 def _folders(top: str) -> Iterator[str]:
-    """Every folder with a settings.json, not looking for runs inside of runs."""
+    """Every folder with a settings.json, or with what a sweep wrote of a run that could not begin, not looking for runs
+    inside of runs."""
     try:
         with os.scandir(top) as entries:
             inner = list(entries)
     except (FileNotFoundError, NotADirectoryError):
         return
-    if any(entry.name == "settings.json" for entry in inner):
+    if any(entry.name in ("settings.json", FAILURE) for entry in inner):
         yield top
         return
     for entry in inner:
@@ -64,6 +67,8 @@ def found(folder: Path) -> Found:
                 content["seconds"].get("round", 0.0),
             )
         settings = _json(folder / "settings.json") or {}
+        if not settings and (said := _lines(folder / FAILURE)):
+            return Found(folder, "failed", {}, problem=said[-1].decode(errors="replace"))
         lines = _lines(folder / "records.jsonl")
         last = json.loads(lines[-1]) if lines else {"accuracy": None}
         seconds = sum(json.loads(line)["seconds"]["round"] for line in lines)

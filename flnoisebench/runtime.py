@@ -295,6 +295,50 @@ def kind_of(wish: str) -> str:
     return "cuda" if wish.partition(":")[0] in ("cuda", "all") else pick_devices(wish)[0].type
 
 
+def wants_public(method: str) -> bool:
+    """Whether the method's card asks for public images."""
+    return "public images" in registry.load_method(method).card.conditions
+
+
+def under_oracle(
+    oracle: oracles.Oracle | None, arrays: Arrays, scene: scenario.Manifest
+) -> tuple[Arrays, scenario.Manifest]:
+    """What the oracle leaves of data and scenario; all of it without one.  Raises ValueError as ``oracles.apply``."""
+    if oracle is None:
+        return arrays, scene
+    cleaned = oracles.apply(oracle, *scene)
+    rows = torch.as_tensor(np.array(cleaned.kept))
+    names = None if arrays.clients is None else tuple(arrays.clients[client] for client in cleaned.clients)
+    arrays = replace(
+        arrays, train_images=arrays.train_images[rows], train_labels=arrays.train_labels[rows], clients=names
+    )
+    return arrays, (cleaned.scenario, cleaned.truth)
+
+
+def check_finished(folder: Path, method: str, source: str, digests: Mapping[str, str], *, retry: bool = False) -> None:
+    """Whether a run's folder says that it is over.  source: the digest of the method's code (registry.source_digest).
+    digests: of the run's data.  retry: a failed run is none that is over;
+    nor is one that failed in its first round, under other code or on other data.
+
+    Raises AlreadyDone when there is a result, but ValueError when it is another code's or other data's: its numbers
+    are not this run's.
+    """
+    if not (folder / "result.json").exists():
+        return
+    result = records.load_result(folder)
+    if result.status == "failed" and retry:
+        return  # as an unfinished run
+    problem = ""
+    if result.environment["method_sha256"] != source:
+        problem = f"the code of {method} has changed since the run in {folder} ended"
+    elif other := records.other_digests(result.digests, digests):
+        problem = f"the run in {folder} had other data ({', '.join(other)}: another SHA-256)"
+    if not problem:
+        raise AlreadyDone(folder, result)
+    if result.status == "complete" or result.rounds:  # before the first round is over there is nothing to be mixed
+        raise ValueError(f"{problem}. Give this one another --out, or move that folder away")
+
+
 def prepare(
     settings: Settings,
     *,
@@ -313,18 +357,11 @@ def prepare(
     method_class = registry.load_method(settings.method)
     dataset = registry.load_dataset(settings.scenario.dataset)
     if arrays is None:
-        wants_public = "public images" in method_class.card.conditions
-        arrays = dataset.load(data_root, public=wants_public)
+        arrays = dataset.load(data_root, public=wants_public(settings.method))
     if scene is None:
         scene = build_scenario(settings.scenario, dataset, arrays, data_root)
     arrays = with_foreign(arrays, *scene, data_root)
-    if settings.oracle is not None:
-        cleaned = oracles.apply(settings.oracle, *scene)
-        scene, rows = (cleaned.scenario, cleaned.truth), torch.as_tensor(np.array(cleaned.kept))
-        names = None if arrays.clients is None else tuple(arrays.clients[client] for client in cleaned.clients)
-        arrays = replace(
-            arrays, train_images=arrays.train_images[rows], train_labels=arrays.train_labels[rows], clients=names
-        )
+    arrays, scene = under_oracle(settings.oracle, arrays, scene)
     return Run(
         settings, method_class, dataset, arrays, *scene, folder=settings.folder(out), device=devices[0],
         beside=devices[1:], lanes=lanes,
@@ -475,7 +512,7 @@ class Run:
         of the method or of other data (before the first round is over the run starts anew instead), ClientError or
         MethodError when the method fails (the result then says "failed"), OSError when the disk does.
         """
-        self._check_folder(retry)
+        check_finished(self.folder, self.settings.method, self._source, self._digests, retry=retry)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             checkpoint = Checkpoint(self.folder)
@@ -756,24 +793,6 @@ class Run:
                 "next call overwrites: take a copy, as weights(network) does",
             )  # fmt: skip
         return state
-
-    def _check_folder(self, retry: bool) -> None:
-        """Raises AlreadyDone when there is a result, but ValueError when it is another code's or other data's: its
-        numbers are not this run's."""
-        if not (self.folder / "result.json").exists():
-            return
-        result = records.load_result(self.folder)
-        if result.status == "failed" and retry:
-            return  # as an unfinished run
-        problem = ""
-        if result.environment["method_sha256"] != self._source:
-            problem = f"the code of {self.settings.method} has changed since the run in {self.folder} ended"
-        elif other := records.other_digests(result.digests, self._digests):
-            problem = f"the run in {self.folder} had other data ({', '.join(other)}: another SHA-256)"
-        if not problem:
-            raise AlreadyDone(self.folder, result)
-        if result.status == "complete" or result.rounds:
-            raise ValueError(f"{problem}. Give this one another --out, or move that folder away")
 
     def _commit_to_resume(self, checkpoint: Checkpoint) -> Commit | None:
         """The last commit, of the same run, of the same data, under the same method's code.

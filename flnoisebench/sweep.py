@@ -32,9 +32,9 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import dask
 import distributed
@@ -43,8 +43,10 @@ from distributed.scheduler import KilledWorker
 from distributed.utils import get_mp_context, silence_logging_cmgr
 
 from flnoisebench import records, registry, runtime
+from flnoisebench.api import MissingData
 from flnoisebench.checkpoint import Busy, Checkpoint
 from flnoisebench.records import RoundRecord
+from flnoisebench.scenario import ScenarioSpec
 from flnoisebench.settings import Settings
 
 DEATHS = 5  # workers that may die under a run, without end as long as it gets a round further in between
@@ -54,6 +56,7 @@ FAILURE = "failure.txt"
 TICK = 0.5  # seconds between two looks at the clock and the scheduler
 EVERY = 0.5  # seconds between two messages of one run's progress
 LONGEST_WAIT = 60.0  # seconds between two looks at a run that another process has
+SHOWN = 10  # runs that cannot begin in one message
 
 
 # ------------------------------------------------------------------------------------------- what a worker does
@@ -209,6 +212,59 @@ def _mark(out: Path) -> str:
 
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "missing"
+
+
+# ------------------------------------------------------------------------------------------- before anything runs
+
+
+class Identity(NamedTuple):
+    """What a result must be of to be a run's: code (registry.source_digest) and data (SHA-256 by name)."""
+
+    source: str
+    digests: Mapping[str, str]
+
+
+def identities(runs: Sequence[Settings], data_root: Path) -> list[Identity]:
+    """What each run is of, in their order.  Every data set is loaded and every scenario drawn once, in this process.
+
+    Raises ValueError where a run could not begin, and MissingData where files are all that is lacking; the message
+    names what cannot begin and why (the first SHOWN).
+    """
+    by_dataset: dict[str, dict[ScenarioSpec, list[Settings]]] = {}
+    for run in runs:
+        by_dataset.setdefault(run.scenario.dataset, {}).setdefault(run.scenario, []).append(run)
+    sources = {name: registry.source_digest(registry.load_method(name)) for name in {run.method for run in runs}}
+    wanting = {name for name in sources if runtime.wants_public(name)}
+    found: dict[Path, Identity] = {}
+    problems: list[tuple[str, Exception]] = []
+    for name, by_scenario in by_dataset.items():
+        dataset = registry.load_dataset(name)
+        public_images = any(run.method in wanting for ones in by_scenario.values() for run in ones)
+        try:
+            arrays = dataset.load(data_root, public=public_images)
+        except (ValueError, OSError) as error:
+            problems.append((name, error))
+            continue
+        public = runtime.public_digest(arrays)
+        arrays = replace(arrays, digest=runtime.data_digest(arrays))  # taken once, and not for every scenario
+        for spec, ones in by_scenario.items():
+            try:
+                scene = runtime.build_scenario(spec, dataset, arrays, data_root)
+                for oracle, on in {(run.oracle, run.evaluate_on) for run in ones}:
+                    left, cleaned = runtime.under_oracle(oracle, arrays, scene)
+                    runtime.evaluation_set(on, left, *cleaned)
+            except (ValueError, OSError) as error:
+                problems.append((f"{name}/{spec.slug}, draw {spec.draw}", error))
+                continue
+            for run in ones:
+                digests = {**scene[0].digests, **(public if run.method in wanting else {})}
+                found[run.folder(Path())] = Identity(sources[run.method], digests)
+    if problems:
+        more = f"\n  and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+        text = "runs that cannot begin:\n  " + "\n  ".join(f"{where}: {error}" for where, error in problems[:SHOWN])
+        missing = all(isinstance(error, MissingData) for _, error in problems)
+        raise (MissingData if missing else ValueError)(text + more)
+    return [found[run.folder(Path())] for run in runs]
 
 
 # --------------------------------------------------------------------------------------------- where workers are
@@ -456,6 +512,7 @@ class Standing:
     settings: Settings
     folder: Path
     label: str
+    identity: Identity | None = None  # known once the sweep has begun
     status: Literal["queued", "submitted", "running", "waiting", "complete", "failed"] = "queued"
     round: int = 0
     accuracy: float | None = None
@@ -511,9 +568,12 @@ class Sweep:
     def carry_out(self) -> list[Outcome]:
         """Until every run is over; outcomes in the order of the runs.
 
-        Raises ValueError when no worker can take a run, KeyboardInterrupt after an orderly stop.
+        Raises ValueError or MissingData before anything runs where some run could not begin, ValueError when no worker
+        can take a run, KeyboardInterrupt after an orderly stop.
         """
-        for standing in self.standings:
+        known = identities([standing.settings for standing in self.standings], self.data_root)
+        for standing, identity in zip(self.standings, known, strict=True):
+            standing.identity = identity
             self._look(standing)
         if self._unfinished():
             self._probe = probe_of([one.settings for one in self.standings], self.out, self.data_root, self.device)
@@ -685,16 +745,19 @@ class Sweep:
         self._become(standing, standing.outcome.status)
 
     def _look(self, standing: Standing) -> bool:
-        """Whether the folder says that the run is over: it is then settled without a worker."""
+        """Whether the folder says that the run is over: it is then settled without a worker.  A result of other data or
+        another code is none of this run's, which then counts as failed."""
+        assert standing.identity is not None
         try:
-            result = records.load_result(standing.folder)
-        except FileNotFoundError:
+            runtime.check_finished(standing.folder, standing.settings.method, *standing.identity, retry=self.retry)
+            return False
+        except runtime.AlreadyDone as done:
+            result = done.result
+        except FileNotFoundError:  # another process goes on with a failed run
             return False
         except (ValueError, OSError) as error:
             self._settle(standing, {"status": "failed", "failure": str(error), "already": True})
             return True
-        if result.status == "failed" and self.retry:
-            return False
         answer = {
             "status": result.status,
             "failure": (result.failure or "").partition("\n")[0] or None,

@@ -15,11 +15,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from command_line import SCRIPT
+from command_line import SCRIPT, done
 
 distributed = pytest.importorskip("distributed")
 
-from flnoisebench import grid, runtime, sweep  # noqa: E402
+from flnoisebench import grid, registry, runtime, sweep  # noqa: E402
+from flnoisebench.api import MissingData  # noqa: E402
 from flnoisebench.checkpoint import Checkpoint  # noqa: E402
 from flnoisebench.settings import from_options  # noqa: E402
 
@@ -286,8 +287,7 @@ def test_a_run_that_fails_is_recorded_with_its_traceback_and_stops_no_other(loca
 
 
 def test_a_sweep_of_runs_that_are_over_starts_no_worker(local):
-    place = SimpleNamespace(name="nowhere", lasting=False)  # has no open
-    again = sweep.carry_out(local.runs, out=local.out, data_root=local.folder, place=place)
+    again = sweep.carry_out(local.runs, out=local.out, data_root=local.folder, place=NOWHERE)
     assert [outcome.status for outcome in again] == ["complete", "complete", "complete", "failed"]
     assert all(outcome.already for outcome in again)
 
@@ -309,6 +309,89 @@ def test_the_live_view_fits_a_terminal_of_80_columns(local):
     assert running.rstrip().endswith("draw0-seed0")
     assert any(line.startswith("failed") and "draw0-seed0: " in line for line in lines), lines
     assert max(map(len, lines)) <= 80, lines
+
+
+# ------------------------------------------------------------------------------------ before anything runs
+
+NOWHERE = SimpleNamespace(name="nowhere", lasting=False)  # has no open
+
+
+def test_every_data_set_is_loaded_and_every_scenario_drawn_once_before_anything_runs(tmp_path, monkeypatch):
+    counts = {"load": 0, "draw": 0}
+    load, draw = registry.load_dataset("digits").load, runtime.build_scenario
+
+    def counting(what, function):
+        def counted(*arguments, **options):
+            counts[what] += 1
+            return function(*arguments, **options)
+
+        return counted
+
+    monkeypatch.setattr(type(registry.load_dataset("digits")), "load", staticmethod(counting("load", load)))
+    monkeypatch.setattr(runtime, "build_scenario", counting("draw", draw))
+    runs = [settings(2, seed, draw=draw) for seed in (0, 1) for draw in (0, 1)]
+    found = sweep.identities(runs, tmp_path)
+    assert counts == {"load": 1, "draw": 2}
+    prepared = runtime.prepare(runs[1], data_root=tmp_path, out=tmp_path, device="cpu")
+    assert found[1] == (prepared._source, prepared._digests)
+    assert found[0].digests != found[1].digests
+    assert found[0] == found[2]
+
+
+def test_a_run_of_public_images_is_held_against_them_too_and_another_is_not(tmp_path):
+    options = {"protocol": "digits", "dataset": "digits"}
+    runs = [settings(2, 0, **options), settings(2, 0, "fedned-minus", **options)]
+    plain, public = sweep.identities(runs, tmp_path)
+    for run, found in zip(runs, (plain, public), strict=True):
+        assert found.digests == runtime.prepare(run, data_root=tmp_path, out=tmp_path, device="cpu")._digests
+    assert set(public.digests) - set(plain.digests) == {"public"}
+
+
+def test_missing_data_and_scenarios_that_cannot_be_are_all_named_and_nothing_starts(tmp_path):
+    out = tmp_path / "out"
+    impossible = [settings(2, seed, min_size=500, draw=draw) for seed in (0, 1) for draw in (0, 1)]
+    away = settings(2, 0, dataset="cifar10")
+    unheld = settings(2, 0, evaluate_on="validation")
+    with pytest.raises(ValueError, match="runs that cannot begin") as caught:
+        sweep.carry_out(
+            [settings(2, 0, rho=0.3), *impossible, away, unheld], out=out, data_root=tmp_path, place=NOWHERE
+        )
+    lines = str(caught.value).splitlines()
+    assert sum("5 clients of at least 500 samples need 2500 samples" in line for line in lines) == 2  # one a draw
+    assert sum(line.startswith("  cifar10: ") and str(tmp_path) in line for line in lines) == 1
+    assert sum("validation needs a hold-out" in line for line in lines) == 1
+    assert not out.exists()
+    with pytest.raises(MissingData, match="data fetch cifar10"):
+        sweep.carry_out([away], out=out, data_root=tmp_path, place=NOWHERE)
+
+
+def test_a_finished_run_of_other_data_or_another_code_is_not_taken_for_this_one(tmp_path):
+    (tmp_path / "frail.py").write_text(PLUGIN)
+    runs = [settings(2, 0, f"{tmp_path}/frail.py:Frail"), settings(2, 0), settings(2, 1)]
+    serially(runs, tmp_path)
+    (tmp_path / "frail.py").write_text(PLUGIN + "\n")
+    path = runs[1].folder(tmp_path) / "result.json"
+    other = json.loads(path.read_text())
+    path.write_text(json.dumps({**other, "digests": {**other["digests"], "labels": "0" * 64}}))
+    outcomes = sweep.carry_out(runs, out=tmp_path, data_root=tmp_path, place=NOWHERE)
+    assert [outcome.status for outcome in outcomes] == ["failed", "failed", "complete"]
+    assert "Frail has changed since the run in" in outcomes[0].failure
+    assert "had other data (labels: another SHA-256)" in outcomes[1].failure
+    assert all(outcome.already for outcome in outcomes)
+
+
+def test_a_run_that_a_worker_cannot_begin_is_among_the_failures_and_listed(tmp_path, monkeypatch):
+    """Files may go between the look at them and the run."""
+    images = tmp_path / "data"
+    (images / "train.csv").parent.mkdir()
+    run = settings(2, 0, dataset="folder", protocol="digits")
+    monkeypatch.setattr(sweep, "identities", lambda runs, root: [sweep.Identity("", {})])
+    (outcome,) = sweep.carry_out([run], out=tmp_path / "out", data_root=images, place=sweep.Local(workers=1))
+    assert outcome.status == "failed"
+    assert str(images) in outcome.failure
+    status, rounds, _, said = done("list", "runs", "--out", tmp_path / "out").splitlines()[0].split("\t")[:4]
+    assert (status, rounds) == ("failed", "0 rounds")
+    assert str(images) in said
 
 
 # ------------------------------------------------------------------------------------ what a worker must have

@@ -175,7 +175,8 @@ def print_plan(
     for settings in wanted:
         found = by_folder.get(settings.folder(out)) or runs.Found(settings.folder(out), "unfinished", {})
         pace = runs.seconds_a_round(settings, known)
-        over = found.status == "complete" or (found.status == "failed" and not retry)
+        # one that could not begin has no settings, and no result that would keep the sweep from it
+        over = found.status == "complete" or (found.status == "failed" and not retry and bool(found.settings))
         rest = 0 if over else settings.protocol.rounds - found.rounds
         rows.append(
             {
