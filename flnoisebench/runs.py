@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from flnoisebench.settings import Settings
+from flnoisebench.settings import SAID, Settings, assignments
 
 FAILURE = "failure.txt"  # what a sweep writes of a run that failed: where, when and the traceback
 
@@ -90,6 +91,37 @@ def _lines(path: Path) -> list[bytes]:
         return path.read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:
         return []
+
+
+# Settings of one method, noise, partition or protocol that another need not have: {where they stand: what names it}.
+_OF = {
+    "method_settings.": "method=",
+    "noise.": "noise_name=",
+    "partition.": "partition.law=",
+    "protocol.": "protocol.name=",
+}
+
+
+def differences(known: Sequence[Found]) -> list[list[str]]:
+    """What tells each run from the others, such as ``["method=fedavg", "noise.rho=0.4", "draw=1"]``: the settings that
+    not all of them have alike; those of a method, a noise, a partition or a protocol where not all runs of the same
+    one do.  A method's own are named as --set names them."""
+    told: list[list[tuple[str, str]]] = []  # (whose setting it is, the setting) of each run
+    for run in known:
+        plain = {name: value for name, value in run.settings.items() if name not in SAID}
+        texts = [text.removeprefix("scenario.") for text in assignments(plain)]
+        names = {start: next((t for t in texts if t.startswith(named)), "") for start, named in _OF.items()}
+        told.append([(next((names[s] for s in _OF if t.startswith(s) and t != names[s]), ""), t) for t in texts])
+    alike = Counter(pair for pairs in told for pair in pairs)
+    runs_of = Counter(whose for pairs in told for whose in {whose for whose, _ in pairs})
+    return [
+        [
+            text.removeprefix("method_settings.")
+            for whose, text in pairs
+            if alike[whose, text] < runs_of[whose] and not text.endswith("=null")
+        ]
+        for pairs in told
+    ]
 
 
 def seconds_a_round(settings: Settings, known: list[Found]) -> float | None:

@@ -389,8 +389,8 @@ def test_a_run_that_a_worker_cannot_begin_is_among_the_failures_and_listed(tmp_p
     (outcome,) = sweep.carry_out([run], out=tmp_path / "out", data_root=images, place=sweep.Local(workers=1))
     assert outcome.status == "failed"
     assert str(images) in outcome.failure
-    status, rounds, _, said = done("list", "runs", "--out", tmp_path / "out").splitlines()[0].split("\t")[:4]
-    assert (status, rounds) == ("failed", "0 rounds")
+    status, rounds, _, folder, said = done("list", "runs", "--out", tmp_path / "out").splitlines()[0].split("\t")
+    assert (status, rounds, folder) == ("failed", "0 rounds", str(outcome.folder))
     assert str(images) in said
 
 

@@ -299,8 +299,24 @@ def test_unfinished_failed_and_damaged_runs_are_listed_as_what_they_are(finished
     said = done("list", "runs", "--out", tmp_path).splitlines()
     assert [line.split("\t")[0] for line in said] == ["unfinished", "damaged", "failed", "complete"]
     assert said[0].split("\t")[1] == "2 rounds"
-    assert said[0].endswith(str(one.relative_to(tmp_path)))
+    assert said[0].split("\t")[3] == str(one)
     assert "JSONDecodeError" in said[1]
+
+
+def test_a_listed_run_can_be_shown_and_says_what_tells_it_from_the_others(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = ("run", "--rounds", "1", "--clients", "5", "--device", "cpu", "--out", "runs")
+    done(*options, "--method", "fedavg", "--draw", "1")
+    done(*options, "--method", "fedavg-decay", "--rho", "0.4")
+    done(*options, "--method", "fedavg-decay", "--set", "final=0.5")
+    lines = [line.split("\t") for line in done("list", "runs", "--out", "runs/digits").splitlines()]
+    assert {tuple(sorted(line[4].split(", "))) for line in lines} == {
+        ("draw=1", "method=fedavg", "noise.rho=0.6"),
+        ("draw=0", "final=0.0", "method=fedavg-decay", "noise.rho=0.4"),
+        ("draw=0", "final=0.5", "method=fedavg-decay", "noise.rho=0.6"),
+    }
+    for line in lines:
+        assert done("show", line[3]).startswith("run\t")
 
 
 def test_a_folder_without_runs_lists_nothing_and_one_that_is_not_there_is_refused(tmp_path):

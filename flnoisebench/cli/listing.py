@@ -125,12 +125,13 @@ def partitions(details: Details = False) -> None:
 def runs_(
     out: Annotated[Path, typer.Option(help="The folder of the runs, or one of its folders.")] = Path("runs"),
 ) -> None:
-    """Runs below a folder: status, rounds, accuracy (mean of the last five rounds), folder."""
+    """Runs below a folder: status, rounds, accuracy (mean of the last five rounds), folder, settings that differ."""
     if not out.is_dir():
         raise ValueError(f"there is no folder {out}; --out names the one that `run` and `sweep` wrote to")
-    for found in runs.below(out):
-        rounds = f"{found.rounds} rounds"
-        line(found.status, rounds, f"{percent(found.accuracy)} %", found.problem or str(found.folder.relative_to(out)))
+    known = runs.below(out)
+    for found, apart in zip(known, runs.differences(known), strict=True):
+        about = [f"{found.rounds} rounds", f"{percent(found.accuracy)} %", str(found.folder)]
+        line(found.status, *about, *filter(None, [found.problem or ", ".join(apart)]))
 
 
 @app.command("models")
