@@ -317,8 +317,8 @@ def under_oracle(
 
 def check_finished(folder: Path, method: str, source: str, digests: Mapping[str, str], *, retry: bool = False) -> None:
     """Whether a run's folder says that it is over.  source: the digest of the method's code (registry.source_digest).
-    digests: of the run's data.  retry: a failed run is none that is over;
-    nor is one that failed in its first round, under other code or on other data.
+    digests: of the run's data.  retry: a failed run is none that is over.  One that failed in its first round, under
+    other code or on other data, is none either.
 
     Raises AlreadyDone when there is a result, but ValueError when it is another code's or other data's: its numbers
     are not this run's.
@@ -360,13 +360,14 @@ def prepare(
         arrays = dataset.load(data_root, public=wants_public(settings.method))
     if scene is None:
         scene = build_scenario(settings.scenario, dataset, arrays, data_root)
+    remarks = scenario.remarks(*scene)
     arrays = with_foreign(arrays, *scene, data_root)
     arrays, scene = under_oracle(settings.oracle, arrays, scene)
     return Run(
         settings, method_class, dataset, arrays, *scene, folder=settings.folder(out), device=devices[0],
         beside=devices[1:], lanes=lanes,
         executor=executor,
-        capture=capture,
+        capture=capture, remarks=remarks,
     )  # fmt: skip
 
 
@@ -452,9 +453,12 @@ class Run:
         lanes: int | None = None,
         executor: str = "auto",
         capture: bool = True,
+        remarks: Sequence[str] = (),
     ) -> None:
-        """device: of the server's part, evaluation and a share of the clients.  beside: further ones for clients."""
+        """device: of the server's part, evaluation and a share of the clients.  beside: further ones for clients.
+        remarks: of the scenario as drawn, for people (scenario.remarks)."""
         self.settings = settings
+        self.remarks = remarks
         self.folder = folder
         self.device = device
         self.devices = [device, *beside]

@@ -42,11 +42,10 @@ import torch
 from distributed.scheduler import KilledWorker
 from distributed.utils import get_mp_context, silence_logging_cmgr
 
-from flnoisebench import records, registry, runtime
+from flnoisebench import records, registry, runtime, scenario
 from flnoisebench.api import MissingData
 from flnoisebench.checkpoint import Busy, Checkpoint
 from flnoisebench.records import RoundRecord
-from flnoisebench.scenario import ScenarioSpec
 from flnoisebench.settings import Settings
 
 DEATHS = 5  # workers that may die under a run, without end as long as it gets a round further in between
@@ -224,18 +223,22 @@ class Identity(NamedTuple):
     digests: Mapping[str, str]
 
 
-def identities(runs: Sequence[Settings], data_root: Path) -> list[Identity]:
+def identities(
+    runs: Sequence[Settings], data_root: Path, on_message: Callable[[str], None] = lambda text: None
+) -> list[Identity]:
     """What each run is of, in their order.  Every data set is loaded and every scenario drawn once, in this process.
+    on_message: told, once each, what people should know of the scenarios.
 
     Raises ValueError where a run could not begin, and MissingData where files are all that is lacking; the message
     names what cannot begin and why (the first SHOWN).
     """
-    by_dataset: dict[str, dict[ScenarioSpec, list[Settings]]] = {}
+    by_dataset: dict[str, dict[scenario.ScenarioSpec, list[Settings]]] = {}
     for run in runs:
         by_dataset.setdefault(run.scenario.dataset, {}).setdefault(run.scenario, []).append(run)
     sources = {name: registry.source_digest(registry.load_method(name)) for name in {run.method for run in runs}}
     wanting = {name for name in sources if runtime.wants_public(name)}
     found: dict[Path, Identity] = {}
+    remarks: dict[str, None] = {}
     problems: list[tuple[str, Exception]] = []
     for name, by_scenario in by_dataset.items():
         dataset = registry.load_dataset(name)
@@ -256,6 +259,7 @@ def identities(runs: Sequence[Settings], data_root: Path) -> list[Identity]:
             except (ValueError, OSError) as error:
                 problems.append((f"{name}/{spec.slug}, draw {spec.draw}", error))
                 continue
+            remarks |= dict.fromkeys(scenario.remarks(*scene))
             for run in ones:
                 digests = {**scene[0].digests, **(public if run.method in wanting else {})}
                 found[run.folder(Path())] = Identity(sources[run.method], digests)
@@ -264,6 +268,8 @@ def identities(runs: Sequence[Settings], data_root: Path) -> list[Identity]:
         text = "runs that cannot begin:\n  " + "\n  ".join(f"{where}: {error}" for where, error in problems[:SHOWN])
         missing = all(isinstance(error, MissingData) for _, error in problems)
         raise (MissingData if missing else ValueError)(text + more)
+    for remark in remarks:
+        on_message(remark)
     return [found[run.folder(Path())] for run in runs]
 
 
@@ -571,7 +577,7 @@ class Sweep:
         Raises ValueError or MissingData before anything runs where some run could not begin, ValueError when no worker
         can take a run, KeyboardInterrupt after an orderly stop.
         """
-        known = identities([standing.settings for standing in self.standings], self.data_root)
+        known = identities([standing.settings for standing in self.standings], self.data_root, self.on_message)
         for standing, identity in zip(self.standings, known, strict=True):
             standing.identity = identity
             self._look(standing)

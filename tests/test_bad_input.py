@@ -441,7 +441,7 @@ def test_a_full_disk_leaves_an_earlier_manifest_as_it_was(tmp_path):
     before = snapshot(tmp_path / "kept")
     assert list(before) == ["m.safetensors"]  # nor does success leave anything beside it
     with a_disk_of(5_000):
-        assert "the disk is full" in refused(*words, "--draw", "1", code=1)
+        assert "the disk is full" in refused(*words, "--draw", "1", "--replace", code=1)
     assert snapshot(tmp_path / "kept") == before
 
 

@@ -615,6 +615,45 @@ def test_a_scenario_pinned_by_a_file_says_so_when_the_file_has_changed(tmp_path,
     assert "is another file now" in result.stderr
 
 
+UNTOUCHED = "the scenario has no noisy client, and all labels are as they were: noise fedcova-sym"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--rho", "0.1"), f"{UNTOUCHED} (rho=0.1, tau=0.7, clients=5); take more of it, or say --noise clean\n"),
+        (("--tau", "0"), f"{UNTOUCHED} (rho=0.6, tau=0.0, clients=5); take more of it, or say --noise clean\n"),
+        (("--noise", "clean"), ""),
+        (("--rho", "0.2"), ""),
+        (("--partition-set", "file=split", "--draw", "3"), "of split the split alone is taken, and not its labels: the "
+         "noise is drawn anew (fedcova-sym, draw 3)\n"),
+        (("--partition-set", "file=split.csv"), ""),
+    ],
+)  # fmt: skip
+def test_what_a_scenario_is_not_expected_to_be_is_said_in_a_line(tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    done("scenario", "build", "--clients", "5", "--out", "split")
+    Path("split.csv").write_text("index,client\n" + "".join(f"{i},{i % 5}\n" for i in range(1438)))
+    assert call("scenario", "build", "--clients", "5", *words, "--out", "built").stderr == said
+    ran = call("run", "--method", "fedavg", "--rounds", "1", "--clients", "5", "--json", *words)
+    assert ran.exit_code == 0
+    assert "".join(line for line in ran.stderr.splitlines(True) if not line.startswith("run: ")) == said
+
+
+def test_another_manifest_is_not_written_over_unless_it_is_asked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = ("scenario", "build", "--clients", "5", "--out", "m")
+    done(*command)
+    first = Path("m").read_bytes()
+    done(*command)  # the same bytes
+    assert "m is there, and another file than this manifest: take another --out, or say --replace" in refused(
+        *command, "--draw", "1"
+    )
+    assert Path("m").read_bytes() == first
+    done(*command, "--draw", "1", "--replace")
+    assert Path("m").read_bytes() != first
+
+
 def test_diff_says_why_numbers_cannot_be_compared(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 

@@ -365,6 +365,15 @@ def test_missing_data_and_scenarios_that_cannot_be_are_all_named_and_nothing_sta
         sweep.carry_out([away], out=out, data_root=tmp_path, place=NOWHERE)
 
 
+def test_a_grid_of_scenarios_without_a_noisy_client_is_told_once(tmp_path):
+    said = []
+    sweep.identities(
+        [settings(2, seed, rho=0.1, draw=draw) for seed in (0, 1) for draw in (0, 1)], tmp_path, said.append
+    )
+    assert len(said) == 1
+    assert said[0].startswith("the scenario has no noisy client")
+
+
 def test_a_finished_run_of_other_data_or_another_code_is_not_taken_for_this_one(tmp_path):
     (tmp_path / "frail.py").write_text(PLUGIN)
     runs = [settings(2, 0, f"{tmp_path}/frail.py:Frail"), settings(2, 0), settings(2, 1)]
@@ -385,7 +394,7 @@ def test_a_run_that_a_worker_cannot_begin_is_among_the_failures_and_listed(tmp_p
     images = tmp_path / "data"
     (images / "train.csv").parent.mkdir()
     run = settings(2, 0, dataset="folder", protocol="digits")
-    monkeypatch.setattr(sweep, "identities", lambda runs, root: [sweep.Identity("", {})])
+    monkeypatch.setattr(sweep, "identities", lambda runs, root, on_message: [sweep.Identity("", {})])
     (outcome,) = sweep.carry_out([run], out=tmp_path / "out", data_root=images, place=sweep.Local(workers=1))
     assert outcome.status == "failed"
     assert str(images) in outcome.failure

@@ -30,6 +30,11 @@ def fail(message: str, code: int = USAGE) -> NoReturn:
     raise typer.Exit(code)
 
 
+def warn(text: str) -> None:
+    """A line on stderr for what people should know, and programs need not."""
+    err.print(text, style="yellow" if err.is_terminal else None, markup=False, soft_wrap=True)
+
+
 def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
     """Turn the errors that a user can do something about into one clear message and an exit code.
 

@@ -85,8 +85,8 @@ PartitionField = Annotated[
     typer.Option(
         "--partition-set",
         metavar="FIELD=VALUE",
-        help="Any field of the partition spec (`list partitions --details`), such as shards=2 or file=split.csv. "
-        "Repeatable.",
+        help="Any field of the partition spec (`list partitions --details`), such as shards=2 or file=split.csv "
+        "(or a manifest, of which the split alone is taken: noise is drawn anew). Repeatable.",
         rich_help_panel=PARTITION,
         show_default="none",
     ),

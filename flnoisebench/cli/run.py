@@ -148,7 +148,7 @@ def run(
     typed = {name: value for name, value in said.items() if _typed(context, name) and value is not None}
     rest = {name: value for name, value in said.items() if name not in typed}
     settings = from_options(overlaid(rest, typed), device=place.type)
-    log = tracking.Log(log_to or (), settings.folder(out), out, settings, on_trouble=_warn)
+    log = tracking.Log(log_to or (), settings.folder(out), out, settings, on_trouble=console.warn)
     prepared = None
     try:
         prepared = runtime.prepare(
@@ -159,6 +159,8 @@ def run(
             lanes=lane_count,
             executor=executor,
         )
+        for remark in prepared.remarks:
+            console.warn(remark)
         result = watched(prepared, retry=retry, quiet=as_json, log=log)
         folder = prepared.folder
     except runtime.AlreadyDone as done:
@@ -181,10 +183,6 @@ def _typed(context: typer.Context, option: str) -> bool:
     """Whether it was said on the command line, and not in the file of --config."""
     source = context.get_parameter_source("set_" if option == "set" else option)
     return source is not None and source.name == "COMMANDLINE"
-
-
-def _warn(text: str) -> None:
-    console.err.print(text, style="yellow", markup=False, soft_wrap=True)
 
 
 def watched(prepared: runtime.Run, *, retry: bool, quiet: bool, log: Callable[[RoundRecord], None]) -> RunResult:

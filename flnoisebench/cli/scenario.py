@@ -45,6 +45,9 @@ def build(
         Path | None,
         typer.Option(help="The manifest to write.", show_default="<dataset>-<scenario>-draw<d>.safetensors"),
     ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Write over another file that is there.", show_default="no")
+    ] = False,
 ) -> None:
     """Draw a scenario and write its manifest."""
     said = {
@@ -64,6 +67,10 @@ def build(
     data, root = registry.load_dataset(dataset), data_root or opt.default_data_root()
     built = build_scenario(spec, data, data.load(root), root)
     path = out or Path(f"{dataset}-{spec.slug}-draw{draw}.safetensors")
+    if path.is_file() and not replace and path.read_bytes() != scenario.encoded(*built):
+        raise ValueError(f"{path} is there, and another file than this manifest: take another --out, or say --replace")
+    for remark in scenario.remarks(*built):
+        console.warn(remark)
     scenario.save(path, *built)
     print_scenario(*built)
     line("manifest", str(path))

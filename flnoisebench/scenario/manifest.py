@@ -569,26 +569,30 @@ def _flat(config: Config, prefix: str = "") -> list[tuple[str, Any]]:
     return fields
 
 
+def remarks(scenario: Scenario, truth: Truth) -> list[str]:
+    """What somebody who asked for this scenario may not expect of it, a line each."""
+    spec, found = scenario.spec, []
+    if spec.noise.clients != "none" and not truth.nominal.any():
+        levels = [f"{name}={getattr(spec.noise, name)}" for name in ("rho", "tau") if name in reads(spec.noise)]
+        said = ", ".join([*levels, f"clients={spec.clients}"])
+        found.append(
+            f"the scenario has no noisy client, and all labels are as they were: noise {spec.noise_name} ({said}); "
+            "take more of it, or say --noise clean"
+        )
+    if spec.partition.law == "manifest" and not _is_text(Path(spec.partition.file)):
+        found.append(
+            f"of {spec.partition.file} the split alone is taken, and not its labels: the noise is drawn anew "
+            f"({spec.noise_name}, draw {spec.draw})"
+        )
+    return found
+
+
 # ------------------------------------------------------------------------------------------------ the file
 
 
 def save(path: Path | str, scenario: Scenario, truth: Truth) -> None:
-    """Write the manifest: one safetensors file with the arrays, and in its header JSON with schema version, settings,
-    ``summary`` and digests.  Atomic: a kill leaves the old file or the new one.  Equal scenarios give equal bytes.
-    """
-    path = Path(path)
-    arrays = _arrays(scenario, truth)
-    header = {
-        "schema": SCHEMA,
-        "spec": scenario.spec.model_dump(mode="json"),
-        "classes": scenario.classes,
-        "told": dict(scenario.told),
-        "digests": dict(scenario.digests),
-        "arrays": {name: digest(values) for name, values in arrays.items()},
-        "summary": summary(scenario, truth),
-    }
-    text = _canonical({**header, "sha256": hashlib.sha256(_canonical(header).encode()).hexdigest()})
-    data = safetensors_save(arrays, metadata={HEADER: text})
+    """Write the manifest.  Atomic: a kill leaves the old file or the new one."""
+    path, data = Path(path), encoded(scenario, truth)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
@@ -600,6 +604,23 @@ def save(path: Path | str, scenario: Scenario, truth: Truth) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def encoded(scenario: Scenario, truth: Truth) -> bytes:
+    """The manifest's file: one of safetensors with the arrays, and in its header JSON with schema version, settings,
+    ``summary`` and digests.  Equal scenarios give equal bytes."""
+    arrays = _arrays(scenario, truth)
+    header = {
+        "schema": SCHEMA,
+        "spec": scenario.spec.model_dump(mode="json"),
+        "classes": scenario.classes,
+        "told": dict(scenario.told),
+        "digests": dict(scenario.digests),
+        "arrays": {name: digest(values) for name, values in arrays.items()},
+        "summary": summary(scenario, truth),
+    }
+    text = _canonical({**header, "sha256": hashlib.sha256(_canonical(header).encode()).hexdigest()})
+    return bytes(safetensors_save(arrays, metadata={HEADER: text}))
 
 
 def load(path: Path | str) -> Manifest:
@@ -670,14 +691,18 @@ def read_split(spec: Partition, samples: int, data_digest: str) -> Ints:
     """
     pinned(spec)
     path = Path(spec.file)
-    with path.open("rb") as opened:
-        text = b"\0" not in opened.read(1024)  # a manifest begins with its header's length in eight bytes
-    if text:
+    if _is_text(path):
         return read_csv(path, samples)
     scenario, _ = load(path)
     if scenario.digests["data"] != data_digest:
         raise ValueError(f"{path} divides other data (their SHA-256 differs): {scenario.spec.dataset}")
     return scenario.owner
+
+
+def _is_text(path: Path) -> bool:
+    """Whether a split's file is CSV: a manifest begins with its header's length in eight bytes."""
+    with path.open("rb") as opened:
+        return b"\0" not in opened.read(1024)
 
 
 _DTYPES = {
