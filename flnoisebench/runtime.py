@@ -507,9 +507,14 @@ class Run:
     # ---------------------------------------------------------------------------------------- the loop
 
     def execute(
-        self, on_round: Callable[[RoundRecord], None] = lambda record: None, *, retry: bool = False
+        self,
+        on_round: Callable[[RoundRecord], None] = lambda record: None,
+        *,
+        retry: bool = False,
+        on_start: Callable[[int], None] = lambda round: None,
     ) -> RunResult:
-        """Carry the run to its end and write result.json.
+        """Carry the run to its end and write result.json.  on_start: told of the round that it begins with, once it is
+        sure that it does.
 
         Resumes where a commit is found.  Raises AlreadyDone when there is a result (``retry`` goes on from the last
         commit of a failed run), ValueError when the folder holds another run, or rounds of this one of another version
@@ -533,6 +538,7 @@ class Run:
                     torch.cuda.reset_peak_memory_stats(device)
             executor = self._make_executor()
             position = _Position.of(self._home(commit)) if commit else self._first(checkpoint)
+            on_start(position.round)
             while not position.ended and position.round < self.settings.protocol.rounds:
                 record = self._exchange(position, executor, checkpoint)
                 if record is not None:

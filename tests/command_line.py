@@ -84,9 +84,10 @@ def refused(*words, code=2, **environment):
     assert result.exit_code == code, (result.exit_code, result.stderr)
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
-    assert result.stderr.startswith("error: ") or "─ Error ─" in result.stderr, result.stderr
+    said = "".join(line for line in result.stderr.splitlines(True) if not line.startswith("run: "))  # what began
+    assert said.startswith("error: ") or "─ Error ─" in said, result.stderr
     assert result.stderr.count("error: ") + result.stderr.count("─ Error ─") == 1, result.stderr
-    return " ".join(result.stderr.replace("│", " ").split())
+    return " ".join(said.replace("│", " ").split())
 
 
 def snapshot(folder: Path) -> dict[str, str]:

@@ -214,7 +214,9 @@ def spoken(tmp_path_factory):
 def test_output_that_is_not_a_terminal_is_name_tab_value_lines_and_nothing_else(spoken):
     finished, folder = spoken
     assert finished.returncode == 0
-    assert finished.stderr == b""
+    said = finished.stderr.decode("ascii").splitlines()
+    assert [line.partition("; ")[2] or line.split(",")[0] for line in said] == ["2 rounds", "run: 2 rounds done"]
+    assert said[0].startswith("run: fedavg (preset default, track common) on digits: 5 clients, fedcova-sym (")
     found = rows(finished.stdout.decode("ascii"))  # also: no escape code, no box, nothing that ASCII has not
     assert found["run"] == "FedAvg on digits"
     assert found["status"] == "complete"
@@ -353,6 +355,17 @@ def test_a_terminal_of_80_columns_shows_live_progress_then_the_summary_and_the_f
     assert f"folder: {only_run(Path('runs'))}" in "".join(table.splitlines())
 
 
+@pytest.mark.parametrize(("every", "rounds"), [(0.0, [4, 8, 12, 16, 20, 24, 28, 32, 36]), (60.0, [])])
+def test_away_from_a_terminal_lines_are_a_tenth_of_the_rounds_or_a_minute_apart(monkeypatch, every, rounds):
+    monkeypatch.setattr("flnoisebench.cli.run.EVERY", every)
+    first, *between, last = call(*RUN, "--rounds", "40", "--set", "protocol.participation=0.2").stderr.splitlines()
+    assert first.endswith("; 40 rounds")
+    assert last.startswith("run: 40 rounds done, accuracy ")
+    assert [
+        int(re.match(r"run: round (\d+) of 40, accuracy [\d.]+ %, [\d.]+ s left$", line)[1]) for line in between
+    ] == (rounds)
+
+
 @pytest.mark.parametrize(("columns", "rounds"), [(80, 100), (140, 10)])
 def test_the_progress_line_is_cut_off_nowhere(columns, rounds, monkeypatch):
     screen = io.StringIO()
@@ -370,7 +383,12 @@ def test_the_progress_line_is_cut_off_nowhere(columns, rounds, monkeypatch):
 # ------------------------------------------------------------------------------------------------- stopping
 
 
-def test_ctrl_c_exits_130_and_the_same_command_completes_with_the_digest_of_an_uninterrupted_run(plugin):
+@pytest.mark.parametrize(
+    ("sent", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "stopped by SIGTERM")]
+)
+def test_ctrl_c_and_sigterm_stop_a_run_and_the_same_command_completes_with_the_digest_of_an_uninterrupted_run(
+    plugin, sent, code, word
+):
     command = ("run", "--method", plugin, "--rounds", "4", "--clients", "5", "--json")
     process = subprocess.Popen(
         [SCRIPT, *command],
@@ -385,16 +403,20 @@ def test_ctrl_c_exits_130_and_the_same_command_completes_with_the_digest_of_an_u
     while not Path("waiting").exists() and process.poll() is None:
         assert time.monotonic() < limit
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == code
     assert out == ""
-    assert err == "error: interrupted; the same command resumes from the last commit\n"
+    began, message = err.splitlines()
+    assert began.endswith("; 4 rounds")
+    assert message == f"error: {word}; the same command resumes from the last commit"
     folder = only_run(Path("runs"))
     assert not (folder / "result.json").exists()
     assert len(records.load_records(folder)) == 1  # round 0 was committed
 
-    resumed = json.loads(done(*command))
+    again = call(*command)
+    assert again.stderr.splitlines()[0].endswith("; goes on at round 2 of 4")
+    resumed = json.loads(again.stdout)
     whole = json.loads(done(*command, "--out", "uninterrupted"))
     assert resumed["status"] == "complete"
     assert resumed["rounds"] == 4
@@ -407,7 +429,9 @@ def test_a_failing_client_exits_1_and_json_still_ends_with_the_result(plugin):
     plain = call(*command, TROUBLE="raise")
     assert plain.exit_code == 1
     assert plain.stdout == ""
-    assert plain.stderr.startswith("error: Mine, round 1, exchange 0, client 2, task 'train': RuntimeError: no luck")
+    assert plain.stderr.splitlines()[1].startswith(
+        "error: Mine, round 1, exchange 0, client 2, task 'train': RuntimeError: no luck"
+    )
     assert "Traceback" not in plain.stderr
 
     failed = call(*command, "--json", "--out", "other", TROUBLE="raise")

@@ -495,8 +495,11 @@ def test_two_sweeps_in_one_folder_finish_together(tmp_path):
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_cleanly_and_says_how_to_continue(tmp_path):
-    """A terminal sends it to all processes of the command, the workers among them."""
+@pytest.mark.parametrize(
+    ("sent", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "stopped by SIGTERM")]
+)
+def test_ctrl_c_and_sigterm_stop_cleanly_and_say_how_to_continue(tmp_path, sent, code, word):
+    """A terminal or a batch system sends it to all processes of the command, the workers among them."""
     (tmp_path / "grid.toml").write_text('rounds = 300\nclients = 5\nmethod = "fedavg"\nseed = [0, 1, 2]\n')
     out, log = tmp_path / "out", tmp_path / "log"
     (run, *_) = grid.load(tmp_path / "grid.toml", device="cpu")
@@ -504,11 +507,11 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_continue(tmp_path):
     with process(*command, log=log, start_new_session=True) as client:
         until(lambda: rounds_in(run.folder(out)) >= 3, "three rounds")
         started = time.monotonic()
-        os.killpg(client.pid, signal.SIGINT)
-        assert client.wait(PATIENCE) == 130
+        os.killpg(client.pid, sent)
+        assert client.wait(PATIENCE) == code
         assert time.monotonic() - started < 10
     text = log.read_text()
-    assert "interrupted; 0 of 3 runs are over, and the same command continues" in text
+    assert f"{word}; 0 of 3 runs are over, and the same command continues" in text
     assert "Traceback" not in text
     assert holder(run.folder(out)) is None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -21,7 +22,29 @@ from flnoisebench.runtime import MethodError
 out = Console(highlight=False, emoji=False)
 err = Console(stderr=True, highlight=False, emoji=False)
 
-USAGE, FAILED, INTERRUPTED = 2, 1, 130  # exit codes: the request cannot be; the work failed; Ctrl-C
+# exit codes: the request cannot be; the work failed; Ctrl-C; SIGTERM
+USAGE, FAILED, INTERRUPTED, TERMINATED = 2, 1, 130, 143
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which batch systems send some seconds before they kill: it stops a command as Ctrl-C does."""
+
+
+def heed_sigterm() -> None:
+    """From now on SIGTERM raises Terminated in the main thread."""
+
+    def stop(number: int, frame: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # some send it twice, to the process and to its group
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, stop)
+
+
+def stopped(by: KeyboardInterrupt, what: str) -> NoReturn:
+    """How a command ends that was stopped.  what: where that leaves its work."""
+    if isinstance(by, Terminated):
+        fail(f"stopped by SIGTERM; {what}", TERMINATED)
+    fail(f"interrupted; {what}", INTERRUPTED)
 
 
 def fail(message: str, code: int = USAGE) -> NoReturn:
@@ -55,8 +78,8 @@ def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
             raise
         except OSError as error:
             fail(explained(error), FAILED)
-        except KeyboardInterrupt:
-            fail("interrupted; the same command resumes from the last commit", INTERRUPTED)
+        except KeyboardInterrupt as stop:
+            stopped(stop, "the same command resumes from the last commit")
 
     return run
 

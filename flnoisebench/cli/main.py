@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from flnoisebench.cli import data, leaderboard, listing, scenario
+from flnoisebench.cli import console, data, leaderboard, listing, scenario
 from flnoisebench.cli.check import check
 from flnoisebench.cli.compare import compare
 from flnoisebench.cli.plot import plot
@@ -60,4 +60,5 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a finished run must not fail at printing its result
             stream.reconfigure(errors="replace")
+    console.heed_sigterm()
     app()

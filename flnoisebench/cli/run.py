@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -186,11 +187,15 @@ def _typed(context: typer.Context, option: str) -> bool:
 
 
 def watched(prepared: runtime.Run, *, retry: bool, quiet: bool, log: Callable[[RoundRecord], None]) -> RunResult:
-    """Execute with a progress line on a terminal; silently elsewhere.  log: told of every round."""
+    """Execute with a progress line on a terminal, and with few plain ones on stderr elsewhere.  log: told of every
+    round."""
     settings = prepared.settings
     total = settings.protocol.rounds
     if not console.out.is_terminal or quiet:
-        return prepared.execute(log, retry=retry)
+        lines = Lines(prepared, log)
+        result = prepared.execute(lines.round, retry=retry, on_start=lines.start)
+        lines.say(f"{result.rounds} rounds done, accuracy {percent(result.accuracy.final)} %")
+        return result
     console.out.print(headline(prepared))
     rounds = TextColumn("round {task.completed:.0f}/{task.total:.0f}")
     accuracy = TextColumn("accuracy [bold]{task.fields[accuracy]}[/] %")
@@ -239,6 +244,37 @@ def watched(prepared: runtime.Run, *, retry: bool, quiet: bool, log: Callable[[R
             log(record)
 
         return prepared.execute(show, retry=retry)
+
+
+EVERY = 60.0  # seconds between two lines away from a terminal, at least
+
+
+class Lines:
+    """A run in few lines on stderr: what begins, then one a minute or a tenth of the rounds, whichever is rarer."""
+
+    def __init__(self, prepared: runtime.Run, log: Callable[[RoundRecord], None]) -> None:
+        self._prepared, self._log = prepared, log
+        self._total = prepared.settings.protocol.rounds
+        self._first = self._told = 0  # rounds
+        self._began = self._when = 0.0
+
+    def say(self, text: str) -> None:
+        console.err.print(f"run: {text}", markup=False, soft_wrap=True)
+
+    def start(self, round: int) -> None:
+        self._first = self._told = round
+        self._began = self._when = time.monotonic()
+        begins = f"goes on at round {round + 1} of {self._total}" if round else f"{self._total} rounds"
+        self.say(f"{headline(self._prepared)}; {begins}")
+
+    def round(self, record: RoundRecord) -> None:
+        self._log(record)
+        done, now = record.round + 1, time.monotonic()
+        if now - self._when < EVERY or done - self._told < self._total / 10 or done == self._total:
+            return
+        self._told, self._when = done, now
+        left = (now - self._began) / (done - self._first) * (self._total - done)
+        self.say(f"round {done} of {self._total}, accuracy {percent(record.accuracy)} %, {duration(left)} left")
 
 
 def headline(prepared: runtime.Run) -> str:

@@ -111,10 +111,13 @@ def sweep(
     )
     try:
         outcomes = watched(work, quiet=as_json)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         done = sum(standing.outcome is not None for standing in work.standings)
-        console.fail(f"interrupted; {done} of {len(wanted)} runs are over, and the same command continues with the "
-                     "others from their last commits", console.INTERRUPTED)  # fmt: skip
+        console.stopped(
+            stop,
+            f"{done} of {len(wanted)} runs are over, and the same command continues with the others from their last "
+            "commits",
+        )
     print_outcomes(outcomes, work.out, as_json=as_json)
     if any(outcome.status == "failed" for outcome in outcomes):
         raise typer.Exit(console.FAILED)
