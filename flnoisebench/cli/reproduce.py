@@ -42,8 +42,8 @@ def command(
     device: Annotated[
         str,
         typer.Option(
-            help="auto, cpu, cuda:1, all (GPUs), or cuda:0,cuda:1. Where nothing is run (a dry run, claims) the GPU need "
-            "not be here: cuda shows what was run on one."
+            help="auto, cpu, cuda:1, all (GPUs), or cuda:0,cuda:1. Where nothing is run (a dry run, claims) no GPU need "
+            "be here: cuda shows what was run on one."
         ),
     ] = "auto",
     data_root: opt.DataRoot = None,
