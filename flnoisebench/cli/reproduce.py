@@ -42,7 +42,7 @@ def command(
     device: Annotated[
         str,
         typer.Option(
-            help="auto, cpu, cuda:1, all (GPUs), or cuda:0,cuda:1. Where nothing is run (a dry run, claims) no GPU need "
+            help="auto, cpu, cuda:1, all (GPUs), or cuda:0,cuda:1. Where nothing is run (a dry run, claims) none need "
             "be here: cuda shows what was run on one."
         ),
     ] = "auto",

@@ -261,6 +261,7 @@ def _curve(axes: Any, runs: Sequence[Run], value: Callable[[RoundRecord], float 
     if not len(x):
         return False
     axes.plot(x, mean, label=label, markevery=max(1, len(x) // 8), **look)
+    axes.xaxis.get_major_locator().set_params(integer=True)  # there is no round 2.5
     if deviation.any():
         axes.fill_between(x, mean - deviation, mean + deviation, color=look["color"], alpha=0.18, lw=0)
     return True
