@@ -11,7 +11,6 @@ detections and corrections are measured against; who holds what, where the data 
 from __future__ import annotations
 
 import csv
-import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +26,7 @@ from flnoisebench.api import (
     MissingData,
     Progress,
     decode_images,
+    near,
     read_settings,
     shared_images,
     undecodable,
@@ -173,9 +173,8 @@ def _read(path: Path, known: Sequence[str]) -> _List:
 def _check_columns(path: Path, columns: Sequence[str], known: Sequence[str]) -> None:
     for column in columns:
         if column not in known:
-            close = difflib.get_close_matches(column, known, n=1)
-            hint = f"  Did you mean {close[0]}?" if close else ""
-            raise ValueError(f"{path}, line 1: unknown column {column!r}; known: {', '.join(known)}.{hint}")
+            hint = f"{near(column, known)} Known: {', '.join(known)}."
+            raise ValueError(f"{path}, line 1: unknown column {column!r}.{hint}")
     missing = [column for column in ("path", "label") if column not in columns]
     if missing or len(set(columns)) < len(columns):
         found = ",".join(columns) or "nothing"

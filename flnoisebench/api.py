@@ -51,7 +51,7 @@ import difflib
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
@@ -80,13 +80,19 @@ __all__ = [
     "IMAGE_SUFFIXES", "KEEP", "Arrays", "Batch", "Card", "Claims", "Client", "Config", "Dataset", "Field",
     "Finding", "Fit", "Images", "Method", "MissingData", "OnceABatch", "Optimiser", "Plan", "Preparation", "Preset",
     "Progress", "Protocol", "Reply", "Rounds", "Server", "Tree", "Upload", "average", "cross_entropy",
-    "decode_images", "digest_images", "image_files", "map_bytes", "map_images", "map_tensors", "moments",
+    "decode_images", "digest_images", "image_files", "map_bytes", "map_images", "map_tensors", "moments", "near",
     "open_map", "pixels_of", "read_settings", "shared_images", "to", "undecodable",
     "weights",
 ]  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------- settings
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """For the message about an unknown name: " Did you mean a or b?", or nothing when nothing known resembles it."""
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f" Did you mean {' or '.join(close)}?" if close else ""
 
 
 class Config(pydantic.BaseModel):
@@ -654,9 +660,8 @@ def read_settings(path: Path, kind: type[SettingsOf]) -> SettingsOf:
         found = error.errors()[0]
         name = ".".join(map(str, found["loc"]))
         if found["type"] == "extra_forbidden":
-            close = difflib.get_close_matches(name, list(kind.model_fields), n=1)
-            near = f".  Did you mean {close[0]}?" if close else ""
-            raise ValueError(f"{path}: unknown setting {name!r} (known: {known}){near}") from None
+            hint = near(name, kind.model_fields)
+            raise ValueError(f"{path}: unknown setting {name!r}.{hint} Known: {known}.") from None
         said = f"{name} = {found['input']!r}: " if name else ""
         raise ValueError(f"{path}: {said}{found['msg'].removeprefix('Value error, ')}") from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import io
 import os
@@ -14,7 +13,7 @@ import torch
 import torchvision
 from torch import nn
 
-from flnoisebench.api import MissingData
+from flnoisebench.api import MissingData, near
 
 
 class Encoder(nn.Module):
@@ -147,7 +146,5 @@ def build_encoder(name: str, shape: tuple[int, int, int], classes: int) -> Encod
     Draws from torch's global generator, like every torch module: the engine wraps it (``engine.initialised``).
     """
     if name not in MODELS:
-        near = difflib.get_close_matches(name, MODELS, n=3)
-        hint = f"Did you mean {' or '.join(near)}? " if near else ""
-        raise ValueError(f"unknown model {name!r}. {hint}Known: {', '.join(MODELS)}.")
+        raise ValueError(f"unknown model {name!r}.{near(name, MODELS)} Known: {', '.join(MODELS)}.")
     return MODELS[name](shape, classes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import functools
 import hashlib
 import importlib.machinery
@@ -13,11 +12,11 @@ import linecache
 import sys
 import traceback
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points, packages_distributions
 from pathlib import Path
 
-from flnoisebench.api import Card, Dataset, Method
+from flnoisebench.api import Card, Dataset, Method, near
 
 METHODS = "flnoisebench.methods"
 DATASETS = "flnoisebench.datasets"
@@ -28,12 +27,6 @@ OWN = (__package__, METHODS.replace(".", "_"))  # the packages whose code the su
 
 class UnknownName(ValueError):
     """No method, data set or other named thing of this name; the message holds near misses."""
-
-
-def near(name: str, known: Sequence[str]) -> str:
-    """`` Did you mean a or b?``, or nothing when nothing known resembles the name."""
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f" Did you mean {' or '.join(close)}?" if close else ""
 
 
 def unknown(kind: str, name: str, known: list[str], advice: str = "") -> UnknownName:

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import pydantic
 
 from flnoisebench import protocols, registry
-from flnoisebench.api import Config, Field, Method, Protocol
+from flnoisebench.api import Config, Field, Method, Protocol, near
 from flnoisebench.scenario import (
     PARTITION_READS,
     PRESET_PARTITIONS,
@@ -128,10 +128,10 @@ def explain(error: pydantic.ValidationError, kind: type[Config], what: str) -> V
         name = ".".join(map(str, found["loc"]))
         if found["type"] == "extra_forbidden":
             known = sorted(_fields(kind, found["loc"][:-1]))
-            hint = registry.near(str(found["loc"][-1]), known)
+            hint = near(str(found["loc"][-1]), known)
             lines.append(f"unknown setting {name!r}.{hint} Known: {', '.join(known) or 'none'}.")
         elif found["type"] == "literal_error":
-            hint = registry.near(str(found["input"]), re.findall(r"'([^']*)'", found["ctx"]["expected"]))
+            hint = near(str(found["input"]), re.findall(r"'([^']*)'", found["ctx"]["expected"]))
             lines.append(f"{name} = {found['input']!r}: {found['msg']}.{hint}")
         elif name:
             lines.append(f"{name} = {found['input']!r}: {found['msg']}")
@@ -192,7 +192,7 @@ def resolve(
     choices: str | None = None,
     deterministic: bool = True,
 ) -> Settings:
-    """Complete settings.  ``changes``: ``name=value`` of the method, or ``protocol.name=value``.  ``method``: the
+    """Complete settings.  ``changes``: ``name=value`` of the method, or ``protocol.name=value``.  ``method``:
     FedCova by default; under an oracle FedAvg, the reference row.  ``choices``: see Settings; by default "preset"
     without ``changes`` and "unstated" with some.
 

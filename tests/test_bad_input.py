@@ -55,7 +55,7 @@ def refused_beside(earlier, *words, code=2, **environment):
         (("--rho", "nan"), ("rho = nan", "finite")),
         (("--tau", "2"), ("tau = 2.0", "less than or equal to 1")),
         (("--tau", "some"), ("'--tau'", "valid number")),
-        (("--noise", "loud"), ("unknown noise 'loud'", "there are clean, fedcova-sym")),
+        (("--noise", "loud"), ("unknown noise 'loud'", "Known: clean, fedcova-sym")),
         (("--noise", "clean", "--rho", "0.5"), ("rho=0.5 would change nothing in 'clean'",)),
         (("--noise-set", "include_true=maybe"), ("include_true = 'maybe'", "valid boolean")),
         (("--noise-set", "target=pear"), ("target = 'pear'", "Did you mean pair?")),

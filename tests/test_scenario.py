@@ -595,7 +595,7 @@ def test_every_row_of_a_target_law_sums_to_one():
         ({"tau": -0.1}, "tau"),
         ({"tau": float("nan")}, "tau"),
         ({"lo": 0.8}, r"lo=0\.8 is above hi=0\.7"),
-        ({"target": "map", "class_map": "cifar10-semantics"}, "did you mean cifar10-semantic"),
+        ({"target": "map", "class_map": "cifar10-semantics"}, "Did you mean cifar10-semantic"),
         ({"target": "map"}, "needs class_map"),
         ({"target": "map", "class_map": "cifar10-semantic", "label_space": "client"}, "outside a client's own classes"),
         ({"pair_step": 2}, "pair_step"),
@@ -633,9 +633,9 @@ def test_noise_that_does_not_fit_the_federation_is_refused():
 
 def test_a_preset_takes_changes_and_refuses_those_that_it_would_not_read():
     assert noise_from("fedcova-sym", rho=0.4, tau=0.3) == Noise(rho=0.4, tau=0.3)
-    with pytest.raises(ValueError, match="did you mean fedcova-sym"):
+    with pytest.raises(ValueError, match="Did you mean fedcova-sym"):
         noise_from("fedcova-symm")
-    with pytest.raises(ValueError, match="did you mean include_true"):
+    with pytest.raises(ValueError, match="Did you mean include_true"):
         noise_from("fedcova-sym", include_ture=False)
     with pytest.raises(ValueError, match=r"rho=0\.4 would change nothing in 'fednoisy-global'"):
         noise_from("fednoisy-global", rho=0.4)

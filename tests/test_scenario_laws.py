@@ -419,7 +419,7 @@ def test_a_mixture_is_kept_in_the_file_with_what_its_laws_give(tmp_path):
     [
         ({"target": "mixed"}, "go together"),
         ({"mixture": "fedcova-sym"}, "go together"),
-        ({"target": "mixed", "mixture": "fedcova-symm"}, "did you mean fedcova-sym"),
+        ({"target": "mixed", "mixture": "fedcova-symm"}, "Did you mean fedcova-sym"),
         ({"target": "mixed", "mixture": "mixed,fedcova-sym"}, "plain laws"),
         ({"target": "mixed", "mixture": "fedned-beta-legacy"}, "take rate='beta'"),
         ({"target": "mixed", "mixture": [Noise()]}, "plain laws with clients='all'"),
@@ -565,9 +565,9 @@ def test_a_law_is_said_in_a_toml_file(tmp_path, monkeypatch):
     assert spec.noise.mixture[1].tau == 0.3
     for text, message in (
         ("rho = ", "is not TOML"),
-        ("rhoo = 1", "did you mean rho"),
+        ("rhoo = 1", "Did you mean rho"),
         ("rho = 2", "less than or equal to 1"),
-        ('preset = "fedcov"', "did you mean fedcorr"),
+        ('preset = "fedcov"', "Did you mean fedcorr"),
         ("lo = 0.1", "lo=0.1 would change nothing"),
     ):
         Path("bad.toml").write_text(text)

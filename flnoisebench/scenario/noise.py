@@ -8,7 +8,6 @@ rho = noisy-client ratio, tau = sample-noise ratio; C classes, M clients, n samp
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
@@ -21,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pydantic
 
-from flnoisebench.api import Config, Field
+from flnoisebench.api import Config, Field, near
 from flnoisebench.scenario.class_maps import CLASS_MAPS
 from flnoisebench.scenario.partition import Partition
 
@@ -129,7 +128,7 @@ class Noise(Config):
         if self.pair_step not in (1, -1):
             raise ValueError(f"pair_step is 1 (y -> y + 1) or -1 (y -> y - 1), not {self.pair_step}")
         if self.class_map and self.class_map not in CLASS_MAPS:
-            raise ValueError(f"unknown class_map {self.class_map!r}{near(self.class_map, CLASS_MAPS)}")
+            raise ValueError(_unknown("class_map", self.class_map, CLASS_MAPS))
         if self.target == "map" and not self.class_map:
             raise ValueError(f"target='map' needs class_map, one of {', '.join(CLASS_MAPS)}")
         if self.target == "map" and self.label_space == "client":
@@ -406,7 +405,7 @@ def noise_from(preset: str, **changes: Any) -> Noise:
     range, and for a field that the resulting law would not read: it would change nothing.
     """
     if preset not in NOISE_PRESETS:
-        raise ValueError(f"unknown noise {preset!r}{near(preset, NOISE_PRESETS)}")
+        raise ValueError(_unknown("noise", preset, NOISE_PRESETS))
     return _changed(NOISE_PRESETS[preset][0], preset, changes)
 
 
@@ -438,7 +437,7 @@ def noise_from_file(path: Path, changes: Mapping[str, Any]) -> Noise:
 def _changed(base: Noise, name: str, changes: Mapping[str, Any]) -> Noise:
     for field in changes:
         if field not in Noise.model_fields:
-            raise ValueError(f"noise has no field {field!r}{near(field, Noise.model_fields)}")
+            raise ValueError(_unknown("field of noise", field, Noise.model_fields))
     noise = Noise.model_validate({**base.model_dump(), **changes})
     for field in changes:
         if field not in reads(noise):
@@ -454,10 +453,8 @@ def noise_name(path: Path) -> str:
     return re.sub(r"[^a-z0-9.-]+", "-", path.stem.lower()).strip("-.") or "noise"
 
 
-def near(name: str, known: Iterable[str]) -> str:
-    """The end of an error message: what may have been meant, or all there is."""
-    close = difflib.get_close_matches(name, known, n=3)
-    return f"; did you mean {' or '.join(close)}?" if close else f"; there are {', '.join(known)}"
+def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    return f"unknown {kind} {name!r}.{near(name, known)} Known: {', '.join(known)}."
 
 
 def interval(noise: Noise) -> tuple[float, float]:
