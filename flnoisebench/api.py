@@ -106,11 +106,22 @@ def Field(  # noqa: N802 (pydantic's name)
 ) -> Any:
     """One setting: its default, its unit, and why it has that default (a source or a reason).
 
-    later: it was added when there were results already, and at its default the method does what it did before.  Left
+    later: it was added when there were results already, and at its default all is as it was before.  Left
     at that it is no part of what a run is named after, so that earlier runs and rows stay what they are.
     ``bounds`` are pydantic's: ge, gt, le, lt, min_length, ...
     """
     return pydantic.Field(default, description=why, json_schema_extra={"unit": unit, "later": later}, **bounds)
+
+
+def unstated(config: Config) -> set[str]:
+    """The names of the settings that came later (see ``Field``) and are at their default."""
+    return {
+        name
+        for name, field in type(config).model_fields.items()
+        if isinstance(extra := field.json_schema_extra, dict)
+        and extra.get("later")
+        and getattr(config, name) == field.get_default()
+    }
 
 
 class Rounds:

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import pydantic
 
 from flnoisebench import protocols, registry
-from flnoisebench.api import Config, Field, Method, Protocol, near
+from flnoisebench.api import Config, Field, Method, Protocol, near, unstated
 from flnoisebench.scenario import (
     PARTITION_READS,
     PRESET_PARTITIONS,
@@ -149,12 +149,7 @@ def _validated(kind: type[Config], values: Mapping[str, Any], what: str) -> Any:
 
 def stated(config: Config) -> dict[str, Any]:
     """All settings of a method, but for those that came later and are at their default (``api.Field``)."""
-    left_out = set()
-    for name, field in type(config).model_fields.items():
-        extra = field.json_schema_extra
-        if isinstance(extra, dict) and extra.get("later") and getattr(config, name) == field.get_default():
-            left_out.add(name)
-    return config.model_dump(mode="json", exclude=left_out)
+    return config.model_dump(mode="json", exclude=unstated(config))
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pydantic
 
-from flnoisebench.api import Config, Field, near
+from flnoisebench.api import Config, Field, near, unstated
 from flnoisebench.scenario.class_maps import CLASS_MAPS
 from flnoisebench.scenario.partition import Partition
 
@@ -57,6 +57,7 @@ class Noise(Config):
         unit="share of all labels",
         why="wrong labels over all clients. drawn: as it falls; stratified: int(rho M) noisy clients, and rates are "
         "drawn anew until it is within a point of its expectation; a number: until within a point of that",
+        later=True,
     )
     # which
     count: Literal["bernoulli", "exact", "first"] = Field(
@@ -82,15 +83,26 @@ class Noise(Config):
         "0 to 9 whatever C is, as in FedCorr's code",
     )
     matrix: tuple[tuple[float, ...], ...] = Field(
-        (), why="row: true class, column: given label, rows of sum 1; a CSV or npy file on the command line; matrix"
+        (),
+        why="row: true class, column: given label, rows of sum 1; a CSV or npy file on the command line; matrix",
+        later=True,
     )
     flip_spread: float = Field(
-        0.1, ge=0, le=1, unit="share of samples", why="Xia et al. 2020: spread of a sample's own flip rate; instance"
+        0.1,
+        ge=0,
+        le=1,
+        unit="share of samples",
+        why="Xia et al. 2020: spread of a sample's own flip rate; instance",
+        later=True,
     )
-    labelled_by: str = Field("", why="a set of human labels of the data set, such as worse_label; human, twin")
-    foreign: str = Field("", why="the data set whose training images intrude; open-set")
+    labelled_by: str = Field(
+        "", why="a set of human labels of the data set, such as worse_label; human, twin", later=True
+    )
+    foreign: str = Field("", why="the data set whose training images intrude; open-set", later=True)
     mixture: tuple[Noise, ...] = Field(
-        (), why="laws with clients='all', dealt evenly to the clients at random; preset names with commas; mixed"
+        (),
+        why="laws with clients='all', dealt evenly to the clients at random; preset names with commas; mixed",
+        later=True,
     )
 
     @pydantic.field_validator("ids", mode="before")
@@ -161,10 +173,8 @@ class Noise(Config):
 
     @pydantic.model_serializer(mode="wrap")
     def _as_before(self, dump: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # What was added later stays out at its default: scenarios of old keep their names and files.
-        later = ("mass", "matrix", "flip_spread", "labelled_by", "foreign", "mixture")
-        fields = type(self).model_fields
-        return {k: v for k, v in dump(self).items() if k not in later or v not in (fields[k].default, [])}
+        left_out = unstated(self)  # so that scenarios of old keep their names and files
+        return {name: value for name, value in dump(self).items() if name not in left_out}
 
 
 def checked_matrix(rows: Iterable[Iterable[float]]) -> Floats:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pydantic
 
-from flnoisebench.api import Config, Field
+from flnoisebench.api import Config, Field, unstated
 from flnoisebench.streams import Name, numpy_stream
 
 TRIES = 100  # of a whole partition, and of the empty rows and columns of one Psi
@@ -45,16 +45,24 @@ class Partition(Config):
     law: Literal["iid", "dirichlet", "bernoulli-dirichlet", "shards", "classes", "quantity", "manifest", "natural"] = (
         Field("bernoulli-dirichlet", why="FedCova's and FedCorr's experiments")
     )
-    p: float = Field(0.5, gt=0, le=1, unit="probability", why="FedCova's experiments; read by bernoulli-dirichlet")
+    p: float = Field(0.5, gt=0, le=1, unit="probability", why="FedCova's experiments; bernoulli-dirichlet")
     alpha: float = Field(
-        5.0, ge=1e-3, le=1e6, why="FedCova's experiments; a small alpha gives uneven shares; not read by iid"
+        5.0,
+        ge=1e-3,
+        le=1e6,
+        why="FedCova's experiments; a small alpha gives uneven shares; dirichlet, bernoulli-dirichlet, quantity",
     )
     min_size: int = Field(2, ge=1, unit="samples", why="a BatchNorm cannot train on one sample")
-    shards: int = Field(2, ge=1, unit="pieces a client", why="McMahan et al.: most clients hold two classes; shards")
-    per_client: int = Field(2, ge=1, unit="classes a client", why="the hardest usual case; classes")
-    file: str = Field("", why="whose split; manifest")
+    shards: int = Field(
+        2, ge=1, unit="pieces a client", why="McMahan et al.: most clients hold two classes; shards", later=True
+    )
+    per_client: int = Field(2, ge=1, unit="classes a client", why="the hardest usual case; classes", later=True)
+    file: str = Field("", why="whose split; manifest", later=True)
     file_sha256: str = Field(
-        "", pattern=r"^([0-9a-f]{64})?$", why="pins the file's content; filled in when settings are made; manifest"
+        "",
+        pattern=r"^([0-9a-f]{64})?$",
+        why="pins the file's content; filled in when settings are made; manifest",
+        later=True,
     )
 
     @pydantic.model_validator(mode="after")
@@ -65,10 +73,8 @@ class Partition(Config):
 
     @pydantic.model_serializer(mode="wrap")
     def _as_before(self, dump: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # What was added later stays out at its default: scenarios of old keep their names and files.
-        later = ("shards", "per_client", "file", "file_sha256")
-        fields = type(self).model_fields
-        return {k: v for k, v in dump(self).items() if k not in later or v != fields[k].default}
+        left_out = unstated(self)  # so that scenarios of old keep their names and files
+        return {name: value for name, value in dump(self).items() if name not in left_out}
 
 
 PARTITION_READS: dict[str, tuple[str, ...]] = {
