@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from flnoisebench.scenario.class_maps import CLASS_MAPS
-from flnoisebench.scenario.noise import Noise, interval, parts
+from flnoisebench.scenario.noise import Floats, Noise, interval, parts
+from flnoisebench.scenario.partition import Ints
 from flnoisebench.streams import Name, numpy_stream
 
 TRIES = 2000  # of who is noisy and how much, where the share of wrong labels is prescribed
@@ -26,8 +27,6 @@ POINT = 0.01  # how near the share of wrong labels comes to the prescribed one
 SIDE = 32  # pixels: larger images are pooled before they decide on their own noise
 CHUNK = 4096  # samples whose images are looked at together
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 
@@ -581,6 +580,6 @@ def _expected_touched(law: Noise, counts: Ints, nominal: float) -> npt.NDArray[A
     return counts * flip_rate(law, nominal)
 
 
-def mean_rate(nominal: Floats, owner: Ints) -> float:
-    """The mean nominal rate over clients, weighted by their sizes."""
-    return float(nominal[owner].mean())
+def mean_rate(rates: Floats, owner: Ints) -> float:
+    """The mean of the clients' rates, float64 [M], weighted by their sizes."""
+    return float(rates[owner].mean())

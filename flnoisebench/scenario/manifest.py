@@ -26,7 +26,10 @@ from safetensors.numpy import save as safetensors_save
 
 from flnoisebench.api import Config, Field
 from flnoisebench.scenario.corruption import (
+    Bools,
     Corruption,
+    Floats,
+    Ints,
     Sources,
     class_counts,
     corrupt,
@@ -47,9 +50,6 @@ SCHEMA = 1
 HEADER = "flnoisebench-scenario"  # the one key of the file's metadata: with two, safetensors' order would vary
 FALSE_ALARM = 1e-3  # the chance that ``check`` finds fault with the rates of a sound draw
 
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
 Array = TypeVar("Array", bound=npt.NDArray[Any])
 
 
@@ -113,7 +113,8 @@ class Scenario:
     classes: C.  owner, given: int64 [n], read-only, in the data set's order.  held_out: bool [n], the samples that are
     kept out of training.  told: what a method's card may ask to be told, "noise_rate" (the mean nominal rate over
     clients, weighted by size) and "noisy_clients" (their nominal number); empty where the truth is unknown.  digests:
-    SHA-256 of "data" (as given to ``build``), "partition" (owner) and "labels" (given), little-endian int64.
+    SHA-256 of "data" (as given to ``build``), "partition" (owner) and "labels" (given), little-endian int64; with
+    open-set noise also of "foreign", the intruding images and whose place each takes.
     """
 
     spec: ScenarioSpec
@@ -211,21 +212,21 @@ def build(
     scenario = Scenario(
         spec=spec,
         classes=classes,
-        owner=_sealed(owner),
-        given=_sealed(drawn.given),
-        held_out=_sealed(held_out),
+        owner=sealed(owner),
+        given=sealed(drawn.given),
+        held_out=sealed(held_out),
         told=told if true is not None else {},
         digests=digests,
     )
     decided = settled(spec.noise) and labels_are_true
     truth = Truth(
-        None if true is None else _sealed(true),
-        _sealed(drawn.noisy),
-        _sealed(drawn.nominal),
-        None if true is None or decided else _sealed(drawn.expected),
-        None if true is None or decided else _sealed(drawn.transition),
-        None if drawn.foreign is None else _sealed(drawn.foreign),
-        None if drawn.part is None else _sealed(drawn.part),
+        None if true is None else sealed(true),
+        sealed(drawn.noisy),
+        sealed(drawn.nominal),
+        None if true is None or decided else sealed(drawn.expected),
+        None if true is None or decided else sealed(drawn.transition),
+        None if drawn.foreign is None else sealed(drawn.foreign),
+        None if drawn.part is None else sealed(drawn.part),
     )
     return scenario, truth
 
@@ -241,8 +242,8 @@ def _as_found(given: Ints, true: Ints, owner: Ints, classes: int, clients: int) 
 def reordered(scenario: Scenario, truth: Truth, order: Ints) -> Manifest:
     """The same about images in another order, int64 [n] positions in this one.  The digests stay those of the scenario
     as drawn, which is the same one."""
-    arrays = {name: _sealed(getattr(scenario, name)[order]) for name in ("owner", "given", "held_out")}
-    true, foreign = (None if values is None else _sealed(values[order]) for values in (truth.true, truth.foreign))
+    arrays = {name: sealed(getattr(scenario, name)[order]) for name in ("owner", "given", "held_out")}
+    true, foreign = (None if values is None else sealed(values[order]) for values in (truth.true, truth.foreign))
     return replace(scenario, **arrays), replace(truth, true=true, foreign=foreign)
 
 
@@ -251,7 +252,8 @@ def digest(values: npt.NDArray[Any]) -> str:
     return hashlib.sha256(values.astype(values.dtype.newbyteorder("<")).tobytes()).hexdigest()
 
 
-def _sealed(values: Array) -> Array:
+def sealed(values: Array) -> Array:
+    """The array itself, read-only from now on."""
     values.setflags(write=False)
     return values
 
@@ -662,17 +664,17 @@ def load(path: Path | str) -> Manifest:
     scenario = Scenario(
         spec=spec,
         classes=header["classes"],
-        owner=_sealed(arrays["owner"]),
-        given=_sealed(arrays["given"]),
-        held_out=_sealed(arrays["held_out"]),
+        owner=sealed(arrays["owner"]),
+        given=sealed(arrays["given"]),
+        held_out=sealed(arrays["held_out"]),
         told=header["told"],
         digests=header["digests"],
     )
     truth = Truth(
-        true=_sealed(arrays["true"]) if "true" in arrays else None,
-        noisy=_sealed(arrays["noisy"]),
-        nominal=_sealed(arrays["nominal"]),
-        **{name: _sealed(arrays[name]) for name in _FACTS if name in arrays},
+        true=sealed(arrays["true"]) if "true" in arrays else None,
+        noisy=sealed(arrays["noisy"]),
+        nominal=sealed(arrays["nominal"]),
+        **{name: sealed(arrays[name]) for name in _FACTS if name in arrays},
     )
     types = {name: (values.dtype, values.ndim) for name, values in _arrays(scenario, truth).items()}
     if types != {name: (np.dtype(_DTYPES[name]), 2 if name == "transition" else 1) for name in types}:

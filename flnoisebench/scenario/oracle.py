@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
-from flnoisebench.scenario.manifest import Array, Ints, Scenario, Truth
+from flnoisebench.scenario.manifest import Ints, Scenario, Truth, sealed
 
 Oracle = Literal["clean-clients", "clean-samples", "centralised-clean"]
 ORACLES: tuple[Oracle, ...] = get_args(Oracle)
@@ -72,16 +72,11 @@ def apply(oracle: Oracle, scenario: Scenario, truth: Truth) -> Cleaned:
     cleaned = replace(
         scenario,
         spec=spec,
-        owner=_sealed(owner),
-        given=_sealed(given[kept]),
-        held_out=_sealed(scenario.held_out[kept]),
+        owner=sealed(owner),
+        given=sealed(given[kept]),
+        held_out=sealed(scenario.held_out[kept]),
         told={"noise_rate": 0.0, "noisy_clients": 0.0},
     )
-    nothing = _sealed(np.zeros(len(stay), dtype=bool)), _sealed(np.zeros(len(stay)))
+    nothing = sealed(np.zeros(len(stay), dtype=bool)), sealed(np.zeros(len(stay)))
     left = stay[:0] if oracle == "centralised-clean" else stay
-    return Cleaned(_sealed(kept), _sealed(left), cleaned, Truth(_sealed(truth.true[kept]), *nothing))
-
-
-def _sealed(values: Array) -> Array:
-    values.setflags(write=False)
-    return values
+    return Cleaned(sealed(kept), sealed(left), cleaned, Truth(sealed(truth.true[kept]), *nothing))
