@@ -19,6 +19,7 @@ from flnoisebench.api import Config, Field
 from flnoisebench.settings import Oracle, Settings
 
 SCHEMA = 1
+LAST_ROUNDS = 5  # of the headline, as the papers have it
 Kind = TypeVar("Kind", bound=Config)
 
 
@@ -68,8 +69,8 @@ class Accuracy(Config):
         best = max(known, key=lambda pair: (pair[0], -pair[1]), default=(None, None))
         return cls(
             final=values[-1] if values else None,
-            last5_mean=statistics.fmean(values[-5:]) if values else None,
-            last5_std=statistics.pstdev(values[-5:]) if values else None,
+            last5_mean=statistics.fmean(values[-LAST_ROUNDS:]) if values else None,
+            last5_std=statistics.pstdev(values[-LAST_ROUNDS:]) if values else None,
             last10_mean=statistics.fmean(values[-10:]) if values else None,
             oracle=best[0],
             oracle_round=best[1],
@@ -91,7 +92,7 @@ class LastRounds(Config):
     @classmethod
     def of(cls, rounds: Sequence[RoundRecord]) -> LastRounds:
         """From all of a run's records."""
-        last = ([record for record in rounds if record.accuracy is not None] or list(rounds))[-5:]
+        last = ([record for record in rounds if record.accuracy is not None] or list(rounds))[-LAST_ROUNDS:]
 
         def mean(values: Iterable[float | None]) -> float | None:
             known = [value for value in values if value is not None]

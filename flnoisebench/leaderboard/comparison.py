@@ -10,7 +10,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Literal, get_args
 
@@ -20,8 +20,9 @@ from scipy import stats
 from flnoisebench import registry
 from flnoisebench.leaderboard import naming
 from flnoisebench.leaderboard.board import members
-from flnoisebench.leaderboard.entries import LAST_ROUNDS, Entry
+from flnoisebench.leaderboard.entries import Entry
 from flnoisebench.leaderboard.rows import REFERENCE, Row
+from flnoisebench.records import LAST_ROUNDS
 
 CELLS = 6  # fewest for mean ranks: below, Friedman's chi-squared and Nemenyi's distance are no approximations
 Arena = tuple[Any, ...]
@@ -128,7 +129,7 @@ def differences(
             found.append(Difference(where, row.dataset, row.scenario, row.track, names[row], names[base], **numbers))
     tested = [i for i, one in enumerate(found) if one.p is not None]
     for i, p in zip(tested, holm([found[i].p or 0.0 for i in tested]), strict=True):
-        found[i] = Difference(**{**vars(found[i]), "p_holm": p})
+        found[i] = replace(found[i], p_holm=p)
     return found
 
 

@@ -24,7 +24,6 @@ RESULTS = "results"  # the folder of entries below a leaderboard's
 DIGESTS = ("data", "partition", "labels")
 PACKAGES = ("torch", "numpy", "flnoisebench")
 PROVENANCE = ("commit", "method_sha256", "device", "executor", "lanes", "system")
-LAST_ROUNDS = 5
 
 
 class Curves(Config):
