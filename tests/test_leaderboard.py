@@ -13,7 +13,7 @@ from leaderboard_entries import entry, only, saved
 from flnoisebench import records
 from flnoisebench.leaderboard import COLUMNS, FLAGS, Entry, Row, board, entries, rows_of
 from flnoisebench.leaderboard.agreement import agreement
-from flnoisebench.leaderboard.rows import csv_text, read_csv
+from flnoisebench.leaderboard.rows import csv_text, row_from
 
 HISTORIC = Path(__file__).parent / "historic_results"
 
@@ -179,8 +179,9 @@ def test_a_table_is_read_back_as_it_was_written():
     runs = [*pair(), entry(method="fedcova", changes=["alpha=7"]), entry(status="failed", draw=4), entry(noise="clean")]
     found = rows_of(runs)
     text = csv_text(found)
-    assert read_csv(text) == found
-    assert csv_text(read_csv(text)) == text
+    again = [row_from(line) for line in csv.DictReader(io.StringIO(text))]
+    assert again == found
+    assert csv_text(again) == text
     header = next(csv.reader(io.StringIO(text)))
     assert tuple(header) == COLUMNS == tuple(Row.model_fields)
 
@@ -241,7 +242,7 @@ def test_a_leaderboard_is_built_verified_and_printed_from_runs(runs, built):
     assert verdict.exit_code == 0
     assert "0 errors, 2 doubts" in verdict.stdout  # two rounds are not the data set's protocol
     result = records.load_result(next(runs.rglob("fedavg/*/draw1-seed0")))
-    row = next(row for row in read_csv((built / "digits.csv").read_text()) if row.method == "fedavg")
+    row = next(row for row in board.read(built)[0] if row.method == "fedavg")
     assert row.n == 2
     assert f"1-0:{result.digest[:16]}" in row.run_digests
     assert row.commit == "c" * 40
@@ -320,7 +321,7 @@ def test_a_run_that_failed_makes_a_row_and_a_method_that_is_a_file_is_not_to_be_
     run = ("run", "--method", f"{tmp_path / 'mine.py'}:Mine", *RUN[3:], "--out", tmp_path / "runs")
     assert call(*run, TROUBLE="raise").exit_code == 1
     done("leaderboard", "build", tmp_path / "runs", "--out", tmp_path / "board")
-    (row,) = read_csv((tmp_path / "board" / "digits.csv").read_text())
+    (row,), _ = board.read(tmp_path / "board")
     assert (row.n, row.failed, row.accuracy_mean) == (0, 1, None)
     assert {"failed-runs", "not-installable"} <= set(row.doubts)
     assert "failed" in done("leaderboard", "table", tmp_path / "board")
@@ -328,7 +329,7 @@ def test_a_run_that_failed_makes_a_row_and_a_method_that_is_a_file_is_not_to_be_
     assert "is a file: give it an entry point, so that others can run it" in problem
     done(*run, "--retry")  # completes, and takes the place of its failure
     assert "1 replaced" in done("leaderboard", "build", tmp_path / "runs", "--out", tmp_path / "board")
-    assert read_csv((tmp_path / "board" / "digits.csv").read_text())[0].n == 1
+    assert board.read(tmp_path / "board")[0][0].n == 1
 
 
 def test_historic_results_still_make_rows(tmp_path):

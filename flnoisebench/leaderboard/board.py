@@ -148,8 +148,7 @@ def read(leaderboards: Path, dataset: str | None = None) -> tuple[list[Row], lis
 
 def members(row: Row, entries: Iterable[Entry]) -> list[Entry]:
     """The entries that a row follows from, by draw and seed."""
-    wanted = (row.dataset, row.scenario, row.settings, row.track, row.preset, row.changed or "{}")
-    found = [entry for entry in entries if cell_of(entry) == wanted]
+    found = [entry for entry in entries if cell_of(entry) == row.cell]
     return sorted(found, key=lambda entry: (entry.settings.scenario.draw, entry.settings.seed))
 
 
@@ -271,34 +270,30 @@ def _parse(path: Path) -> tuple[list[Line], list[Problem]]:
     return lines, problems
 
 
-def _identity(row: Row) -> tuple[str, ...]:
-    return row.dataset, row.scenario, row.settings, row.track, row.preset, row.changed
-
-
 def _recomputed(path: Path, lines: Sequence[Line], wanted: Sequence[Row]) -> list[Problem]:
     """Each cell held against what the entries give."""
     problems: list[Problem] = []
-    known = {_identity(row): row for row in wanted}
+    known = {row.cell: row for row in wanted}
     seen: dict[tuple[str, ...], int] = {}
     for number, row in lines:
-        same = known.get(_identity(row))
+        same = known.get(row.cell)
         if same is None:
             what = _nearest(row, wanted)
             problems.append(Problem("error", path, number, "", f"no entry in {RESULTS}/ gives this row{what}"))
             continue
-        if _identity(row) in seen:
-            problems.append(Problem("error", path, number, "", f"the row of line {seen[_identity(row)]} again"))
-        seen[_identity(row)] = number
+        if row.cell in seen:
+            problems.append(Problem("error", path, number, "", f"the row of line {seen[row.cell]} again"))
+        seen[row.cell] = number
         for column, found, right in zip(COLUMNS, cells(row), cells(same), strict=True):
             if found != right:
                 what = f"{found or 'nothing'} stands there, and the entries give {right or 'nothing'}"
                 problems.append(Problem("error", path, number, column, what))
     for row in wanted:
-        if _identity(row) not in seen:
+        if row.cell not in seen:
             what = f"the row of {row.name} in {row.scenario} is missing (settings {row.settings}): build it again"
             problems.append(Problem("error", path, 0, "", what))
-    order = [_identity(row) for row in wanted if _identity(row) in seen]
-    if not problems and order != [_identity(row) for _, row in lines]:
+    order = [row.cell for row in wanted if row.cell in seen]
+    if not problems and order != [row.cell for _, row in lines]:
         problems.append(Problem("error", path, 0, "", "the rows are not sorted: build it again"))
     return problems
 

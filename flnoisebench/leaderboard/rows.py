@@ -137,6 +137,11 @@ class Row(Config):
         return tuple(self.flags.split())
 
     @property
+    def cell(self) -> tuple[str, ...]:
+        """What distinguishes rows, as ``cell_of`` says it of an entry."""
+        return self.dataset, self.scenario, self.settings, self.track, self.preset, self.changed
+
+    @property
     def name(self) -> str:
         """The method with all that distinguishes it from its default, as people read it."""
         parts = [self.title]
@@ -194,8 +199,12 @@ def cell_of(entry: Entry) -> tuple[str, ...]:
     """What distinguishes rows: data set, scenario, settings with budget, and how these were said."""
     settings = entry.settings
     scene = settings.scenario
-    changed = json.dumps(settings.changed, sort_keys=True)
-    return scene.dataset, scene.slug, settings.key, settings.track, settings.preset, changed
+    return scene.dataset, scene.slug, settings.key, settings.track, settings.preset, _changed(settings)
+
+
+def _changed(settings: Settings) -> str:
+    """As the column of that name says it."""
+    return json.dumps(settings.changed, sort_keys=True) if settings.changed else ""
 
 
 def rows_of(entries: Iterable[Entry]) -> list[Row]:
@@ -257,7 +266,7 @@ def _row(cell: Sequence[Entry], reference: Mapping[tuple[Any, ...], list[Entry]]
         method=settings.method,
         title=str(first.card["title"]),
         preset=settings.preset,
-        changed=json.dumps(settings.changed, sort_keys=True) if settings.changed else "",
+        changed=_changed(settings),
         choices=_joined((entry.settings.choices for entry in cell), " "),
         conditions="; ".join(first.card.get("conditions", ())),
         told=" ".join(first.card.get("told", ())),
@@ -321,8 +330,8 @@ def _seconds(entry: Entry) -> float:
     return entry.seconds.get("round", 0.0) / max(entry.rounds, 1)
 
 
-def _budget(settings: Settings) -> tuple[Any, ...]:
-    """What a round costs depends on: the learning rate does not belong to it."""
+def _costs_depend_on(settings: Settings) -> tuple[Any, ...]:
+    """What of the budget decides what a round costs: the learning rate is not among it."""
     said = settings.protocol
     return said.rounds, said.local_epochs, said.batch, said.last_batch, said.participation, said.model, said.precision
 
@@ -330,7 +339,7 @@ def _budget(settings: Settings) -> tuple[Any, ...]:
 def _pairing(entry: Entry) -> tuple[Any, ...]:
     settings = entry.settings
     scene = settings.scenario
-    return scene.dataset, scene.slug, scene.draw, _budget(settings), settings.evaluate_on, entry.hardware
+    return scene.dataset, scene.slug, scene.draw, _costs_depend_on(settings), settings.evaluate_on, entry.hardware
 
 
 def _references(entries: Iterable[Entry]) -> dict[tuple[Any, ...], list[Entry]]:
@@ -428,8 +437,3 @@ def csv_text(rows: Iterable[Row]) -> str:
     writer.writerow(COLUMNS)
     writer.writerows(map(cells, rows))
     return whole.getvalue()
-
-
-def read_csv(text: str) -> list[Row]:
-    """The rows of a leaderboard's file that ``verify`` has nothing against."""
-    return [row_from(line) for line in csv.DictReader(io.StringIO(text))]

@@ -6,7 +6,7 @@ import csv
 import io
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from flnoisebench import published
 from flnoisebench.leaderboard import naming
@@ -33,7 +33,7 @@ class Table:
     title: str
     levels: tuple[str, ...]
     lines: tuple[tuple[str, tuple[Cell, ...]], ...]
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def with_published(self) -> bool:
@@ -86,16 +86,12 @@ def _table(rows: Sequence[Row], title: str, with_published: bool) -> Table:
     lines = tuple(
         (name, tuple(cell(found[name].get(level), level) for level in levels)) for name in sorted(found, key=order)
     )
+    reads_rho = {_level(row) for row in rows if row.rho is not None}
     labels = tuple(
-        f"({_short(rho)}, {_short(tau)})" if rows_at(rows, level)[0].rho is not None and tau else slug
-        for level in levels
-        for rho, tau, slug in [level]
+        f"({_short(rho)}, {_short(tau)})" if (rho, tau, slug) in reads_rho and tau else slug
+        for rho, tau, slug in levels
     )
     return Table(title, labels, lines, tuple(_notes(rows, names, lines)))
-
-
-def rows_at(rows: Iterable[Row], level: tuple[float, float, str]) -> list[Row]:
-    return [row for row in rows if _level(row) == level]
 
 
 def _counts(row: Row) -> bool:

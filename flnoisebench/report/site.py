@@ -74,7 +74,7 @@ class Line:
 
     @property
     def doubts(self) -> list[tuple[str, str]]:
-        return [(flag, FLAGS.get(flag, flag)) for flag in self.row.doubts]
+        return [(flag, FLAGS[flag]) for flag in self.row.doubts]
 
     @property
     def told(self) -> list[str]:
@@ -304,7 +304,6 @@ def _data(dataset: str, lines: Sequence[Line], by_cell: dict[tuple[str, ...], li
     content = []
     for line in lines:
         row = line.row
-        cell = (row.dataset, row.scenario, row.settings, row.track, row.preset, row.changed or "{}")
         content.append(
             {
                 "id": line.id,
@@ -313,7 +312,7 @@ def _data(dataset: str, lines: Sequence[Line], by_cell: dict[tuple[str, ...], li
                 "series": line.series,
                 "doubts": [flag for flag, _ in line.doubts],
                 "values": [getattr(row, name) for name in COLUMNS],
-                "curves": curves(by_cell[cell]),
+                "curves": curves(by_cell[row.cell]),
             }
         )
     lines_of_text = ",\n".join(json.dumps(one, ensure_ascii=True, separators=(",", ":")) for one in content)
@@ -358,7 +357,7 @@ def _page(
         cards={method: list(same) for method, same in groupby(found, lambda card: card.method)},
         anchor=anchor,
         filters={name: (label, sorted(set(values))) for name, (label, values) in filters.items()},
-        doubts=[(flag, FLAGS.get(flag, flag)) for flag in [*FLAGS, *sorted(used - set(FLAGS))] if flag in used],
+        doubts=[(flag, why) for flag, why in FLAGS.items() if flag in used],
         datasets=sorted(data),
         commits=sorted({commit for line in lines for commit in line.row.commit.split("; ")}),
         versions=sorted({version for line in lines for version in line.row.version.split("; ")}),
