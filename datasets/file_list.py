@@ -28,7 +28,7 @@ from flnoisebench.api import (
     decode_images,
     near,
     read_settings,
-    shared_images,
+    refuse_shared,
     undecodable,
 )
 
@@ -84,12 +84,7 @@ class FileList(Dataset):
         number = {name: place for place, name in enumerate(classes)}
         files = [[root / path for path in part.paths] for part in (train, test)]
         images = [decode_images(part, size) for part in files]
-        shared = [f"{files[0][a]} = {files[1][b]}" for a, b in shared_images(*images)]
-        if shared:
-            raise ValueError(
-                f"{len(shared)} test images are also training images, so accuracy would be that of memory: "
-                f"{', '.join(shared[:3])}"
-            )
+        refuse_shared(files[0], images[0], files[1], images[1])
 
         def numbers(names: Sequence[str], of: dict[str, int] = number) -> torch.Tensor:
             return torch.tensor([of[name] for name in names], dtype=torch.int64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -19,7 +19,8 @@ from flnoisebench.api import (
     decode_images,
     image_files,
     read_settings,
-    shared_images,
+    refuse_shared,
+    some,
     undecodable,
 )
 
@@ -73,14 +74,14 @@ class Folder(Dataset):
         for here, there, missing in (("train", "test", train.keys() - test), ("test", "train", test.keys() - train)):
             if missing:
                 raise ValueError(
-                    f"{root}: {_some(sorted(missing))} in {here}/ but not in {there}/; every class needs both"
+                    f"{root}: {some(sorted(missing))} in {here}/ but not in {there}/; every class needs both"
                 )
         if len(train) < 2:
             raise ValueError(f"{root / 'train'} has {len(train)} class folders; a classification needs two at least")
         train_files = [file for files in train.values() for file in files]
         test_files = [file for files in test.values() for file in files]
         train_images, test_images = decode_images(train_files, size), decode_images(test_files, size)
-        _refuse_overlap(train_files, train_images, test_files, test_images)
+        refuse_shared(train_files, train_images, test_files, test_images)
         return Arrays(
             train_images=train_images,
             train_labels=_labels(train),
@@ -102,26 +103,10 @@ def _classes(part: Path) -> dict[str, list[Path]]:
     entries = sorted(entry for entry in part.iterdir() if not entry.name.startswith("."))
     stray = [str(entry) for entry in entries if entry.is_file() and entry.suffix.lower() in IMAGE_SUFFIXES]
     if stray:
-        raise ValueError(f"{_some(stray)} outside of a class folder: images belong into {part}/<class>/")
+        raise ValueError(f"{some(stray)} outside of a class folder: images belong into {part}/<class>/")
     return {entry.name: image_files(entry) for entry in entries if entry.is_dir()}
 
 
 def _labels(classes: dict[str, list[Path]]) -> torch.Tensor:
     counts = torch.tensor([len(files) for files in classes.values()])
     return torch.repeat_interleave(torch.arange(len(classes)), counts)
-
-
-def _refuse_overlap(
-    train_files: Sequence[Path], train_images: torch.Tensor, test_files: Sequence[Path], test_images: torch.Tensor
-) -> None:
-    """ValueError where train and test share an image."""
-    shared = [f"{train_files[a]} = {test_files[b]}" for a, b in shared_images(train_images, test_images)]
-    if shared:
-        raise ValueError(
-            f"{len(shared)} test images are also training images, so accuracy would be that of memory: {_some(shared)}"
-        )
-
-
-def _some(items: Sequence[str]) -> str:
-    """Up to three of the items, and how many more there are."""
-    return ", ".join(items[:3]) + (f" and {len(items) - 3} more" if len(items) > 3 else "")

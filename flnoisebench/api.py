@@ -71,7 +71,9 @@ from flnoisebench.imagefiles import (
     map_images,
     open_map,
     pixels_of,
+    refuse_shared,
     shared_images,
+    some,
     undecodable,
 )
 from flnoisebench.trees import Tree, map_tensors, to, vectors
@@ -81,7 +83,7 @@ __all__ = [
     "Finding", "Fit", "Images", "Method", "MissingData", "OnceABatch", "Optimiser", "Plan", "Preparation", "Preset",
     "Progress", "Protocol", "Reply", "Rounds", "Server", "Tree", "Upload", "average", "cross_entropy",
     "decode_images", "digest_images", "image_files", "map_bytes", "map_images", "map_tensors", "moments", "near",
-    "open_map", "pixels_of", "read_settings", "shared_images", "to", "undecodable",
+    "open_map", "pixels_of", "read_settings", "refuse_shared", "shared_images", "some", "to", "undecodable",
     "weights",
 ]  # fmt: skip
 

@@ -27,7 +27,6 @@ _SHOWN = 3
 
 Progress = Callable[[int, int], None]  # (done, of how many)
 
-
 _READ = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
 _OTHER = {".avif", ".gif", ".heic", ".jfif", ".jp2", ".tif", ".tiff"}  # refused, not passed over: no silent loss
 IMAGE_SUFFIXES = frozenset(_READ | _OTHER)
@@ -92,21 +91,26 @@ def undecodable(files: Iterable[Path]) -> Iterator[str]:
             yield str(error)
 
 
-def image_digests(images: torch.Tensor) -> Iterator[bytes]:
-    """The SHA-256 of each image's pixels, in order."""
-    for image in images.numpy():
-        yield hashlib.sha256(image).digest()
-
-
 def shared_images(train: torch.Tensor, test: torch.Tensor) -> list[tuple[int, int]]:
     """(position in train, position in test) of each test image whose pixels are a training image's too.
 
     Compared are pixels as training sees them: so a copy that was saved again without loss, or under another name, is
     found too.
     """
-    known = {digest: position for position, digest in enumerate(image_digests(train))}
-    tested = enumerate(image_digests(test))
-    return [(known[digest], position) for position, digest in tested if digest in known]
+    known = {hashlib.sha256(image).digest(): position for position, image in enumerate(train.numpy())}
+    tested = ((hashlib.sha256(image).digest(), position) for position, image in enumerate(test.numpy()))
+    return [(known[digest], position) for digest, position in tested if digest in known]
+
+
+def refuse_shared(
+    train_files: Sequence[Path], train: torch.Tensor, test_files: Sequence[Path], test: torch.Tensor
+) -> None:
+    """Raises ValueError, naming files, where a test image is a training image too (see ``shared_images``)."""
+    shared = [f"{train_files[a]} = {test_files[b]}" for a, b in shared_images(train, test)]
+    if shared:
+        raise ValueError(
+            f"{len(shared)} test images are also training images, so accuracy would be that of memory: {some(shared)}"
+        )
 
 
 def digest_images(images: torch.Tensor, progress: Progress = _quiet) -> str:
@@ -170,7 +174,7 @@ def open_map(path: Path, order: torch.Tensor | None = None) -> torch.Tensor:
 
 
 def map_bytes(images: int, size: int) -> int:
-    """What a map takes on disk."""
+    """What a map takes on disk, in bytes."""
     return images * 3 * size * size + 128
 
 
