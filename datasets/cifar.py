@@ -151,18 +151,6 @@ class CIFAR100(CIFAR10):
     human_file: ClassVar[tuple[str, str]] = ("CIFAR-100_human.pt", "a67b45c1d7992051865b5c755bd68bb1")
     human_sha256 = "4cd919b4d65bbc50f9e5c0625820af71942df01af3436c7d79b99c42f4e16ecd"
 
-    def superclasses(self, root: Path) -> torch.Tensor:
-        """int64 [100]: the superclass, 0..19, of each fine class, as the training file states it.
-
-        Raises as ``load`` does.
-        """
-        root = Path(root).absolute()
-        _require(root, self.files, self.files.train_list, self.title)
-        (batch,) = _batches(root, self.files, self.files.train_list)
-        coarse = torch.empty(len(self.classes), dtype=torch.int64)
-        coarse[torch.tensor(batch["fine_labels"])] = torch.tensor(batch["coarse_labels"])
-        return coarse
-
 
 def _require(root: Path, files: type[official.CIFAR10], listed: Sequence[Sequence[str]], what: str) -> None:
     """Raise MissingData unless all listed (name, MD5) files are there."""

@@ -59,7 +59,7 @@ def scores_of(
 
 
 def prediction_digest(scores: Mapping[str, np.ndarray]) -> str:
-    """SHA-256 over the predicted classes of every predictor."""
+    """SHA-256, hex, over the predicted classes of every predictor.  scores: {name: float [n, J]}."""
     whole = hashlib.sha256()
     for name in sorted(scores):
         whole.update(name.encode())
@@ -72,7 +72,11 @@ def _percent(share: Any) -> float:
 
 
 def measure(scores: Mapping[str, np.ndarray], labels: np.ndarray) -> dict[str, Any]:
-    """The accuracy fields of a RoundRecord: all of predictor "main", the accuracy of the others."""
+    """The accuracy fields of a RoundRecord, in percent: all of predictor "main", the accuracy of the others.
+
+    scores: {name: float [n, J]}.  labels: int64 [n].  A class without a test image has no recall (None) and is in no
+    mean; without a predictor "main" its fields are None.
+    """
     nothing = dict.fromkeys(("accuracy", "balanced_accuracy", "macro_f1", "calibration_error", "recall"))
     accuracies = {name: _percent((array.argmax(1) == labels).mean()) for name, array in scores.items()}
     if "main" not in scores:
@@ -97,7 +101,8 @@ def measure(scores: Mapping[str, np.ndarray], labels: np.ndarray) -> dict[str, A
 
 
 def calibration_error(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Expected calibration error of softmax(scores) over equal confidence bins (Guo et al., ICML 2017, eq. 3)."""
+    """Expected calibration error of softmax(scores), a share, over 15 equal confidence bins (Guo et al., ICML 2017,
+    eq. 3).  scores: float [n, J].  labels: int64 [n]."""
     shifted = scores.astype(np.float64) - scores.max(1, keepdims=True)
     shares = np.exp(shifted)
     shares /= shares.sum(1, keepdims=True)
@@ -121,16 +126,15 @@ def _detection(prefix: str, claimed: np.ndarray, actual: np.ndarray) -> dict[str
 
 
 class Judge:
-    """Holds the truth; tells how right the claims are, and nothing to any method."""
+    """Holds the truth; tells how right the claims are, and nothing to any method.
+
+    claims are {client: the fields of its ``api.Claims``, tensors on the CPU}; a missing client or field says nothing.
+    """
 
     def __init__(self, scenario: Scenario, truth: Truth) -> None:
         self._truth = truth
         self._given = scenario.given
         self._positions = [scenario.positions(client) for client in range(scenario.spec.clients)]
-
-    @property
-    def knows(self) -> bool:
-        return self._truth.true is not None
 
     def noise_before(self) -> float | None:
         """Wrong given labels among all training samples, in percent."""
@@ -153,11 +157,12 @@ class Judge:
         return [int((self._labels(claims, client) != true[rows]).sum()) for client, rows in enumerate(self._positions)]
 
     def judge(self, claims: Mapping[int, Tree], noisy_clients: list[int] | None) -> dict[str, float]:
-        """Detection of noisy clients and samples, and relabelling, against the truth.
+        """Detection of noisy clients and samples, and relabelling, against the truth, in percent; {} without truth.
 
-        clients_*: the server's claim, else the clients' own.  samples_*: «clean < .5» against «the given label is
-        wrong», with the area under the curve.  relabel_precision: changed labels that are now right; relabel_recall:
-        wrong given labels that are now right; relabel_harm: right given labels that are now wrong.
+        noisy_clients: the server's claim, None where it made none.  clients_*: that one, else the clients' own.
+        samples_*: «clean < .5» against «the given label is wrong», with the area under the curve.  relabel_precision:
+        changed labels that are now right; relabel_recall: wrong given labels that are now right; relabel_harm: right
+        given labels that are now wrong.
         """
         true = self._truth.true
         if true is None:

@@ -404,9 +404,8 @@ def test_a_file_that_is_not_the_published_one_is_never_unpickled(tmp_path):
     folder.mkdir()
     for name in ("train", "test"):
         (folder / name).write_bytes(pickle.dumps(Bomb(tmp_path / "exploded")))
-    for read in (CIFAR100().load, CIFAR100().superclasses):
-        with pytest.raises(ValueError, match="16019d7e3df5f24257cddd939b257f8d"):
-            read(tmp_path)
+    with pytest.raises(ValueError, match="16019d7e3df5f24257cddd939b257f8d"):
+        CIFAR100().load(tmp_path)
     assert not (tmp_path / "exploded").exists()
 
 
@@ -441,12 +440,11 @@ def small_cifar(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def test_cifar100_reads_fine_labels_and_the_map_to_superclasses(small_cifar):
+def test_cifar100_reads_fine_labels_and_no_coarse_ones(small_cifar):
     arrays = CIFAR100().load(small_cifar)
     assert_contract(arrays, (3, 32, 32), 100)
     assert len(arrays.train_labels) == 200
     assert arrays.train_labels[:100].tolist() == list(range(100))
-    assert CIFAR100().superclasses(small_cifar).tolist() == [(7 * label) % 20 for label in range(100)]
 
 
 def test_the_two_cifars_lend_each_other_their_training_images_as_public(small_cifar):

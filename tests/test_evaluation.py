@@ -192,6 +192,5 @@ def test_who_claims_labels_but_changes_none_is_not_called_precise():
 
 def test_without_truth_nothing_is_judged():
     found = judge(None, GIVEN)
-    assert not found.knows
     assert found.noise_before() is None
     assert found.judge({0: {"labels": torch.tensor([0, 1]), "noisy": True}}, [0]) == {}
