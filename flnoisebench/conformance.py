@@ -37,12 +37,12 @@ import pydantic
 import torch
 
 from flnoisebench import records, registry, runtime, scenario, trees
-from flnoisebench.api import KEEP, Config, Method, Plan, Protocol, Reply, Rounds, Tree, Upload
+from flnoisebench.api import KEEP, Arrays, Config, Method, Plan, Protocol, Reply, Rounds, Tree, Upload
 from flnoisebench.checkpoint import Checkpoint, Commit
 from flnoisebench.engine import Engine, Lane, initialised
 from flnoisebench.executors import ClientError, Job, perform
 from flnoisebench.settings import TRACKS, explain, merged, resolve
-from flnoisebench.testing import tiny_arrays, tiny_engine, tiny_protocol, tiny_run, watch_losses
+from flnoisebench.testing import path_of, tiny_arrays, tiny_engine, tiny_protocol, tiny_run, watch_losses
 
 __all__ = ["ROUNDS", "RULES", "Broken", "Finding", "Report", "Rule", "check"]
 
@@ -73,6 +73,10 @@ class Stopped(BaseException):
 
 
 # ------------------------------------------------------------------------------------------------ the world
+
+
+def _arrays() -> Arrays:
+    return tiny_arrays(CLASSES, SAMPLES, test=TESTED, public=20)
 
 
 def _as_drawn(scene: scenario.Scenario, truth: scenario.Truth) -> scenario.Manifest:
@@ -126,7 +130,7 @@ class World:
             out,
             settings=self.settings,
             clients=CLIENTS,
-            arrays=tiny_arrays(CLASSES, SAMPLES, test=TESTED, public=20),
+            arrays=_arrays(),
             noise=NOISE,
             seed=seed,
             executor=executor,
@@ -477,11 +481,11 @@ class Trial:
         with suppress(ValueError):  # what cannot be is refused by the rules, and by the run itself
             world = replace(world, settings=self.config().model_dump(mode="json"))  # a run's changes must be JSON
         self.world = world
-        self._folders = (out / str(number) for number in itertools.count())
+        self.folders = (out / str(number) for number in itertools.count())
 
     def run(self, change: str = "as drawn", seed: int = 0, executor: str = "serial", **protocol: Any) -> runtime.Run:
         with _blaming():
-            return self.world.run(next(self._folders), change, seed, executor, **protocol)
+            return self.world.run(next(self.folders), change, seed, executor, **protocol)
 
     def finish(
         self, run: runtime.Run, on_round: Callable[[records.RoundRecord], None] = lambda record: None
@@ -561,7 +565,7 @@ class Trial:
     def engine(self, touched: Sequence[int]) -> Engine:
         """The plain run's engine with other images and other given labels at these clients."""
         run = self.plain.run
-        arrays = tiny_arrays(CLASSES, SAMPLES, test=TESTED, public=20)
+        arrays = _arrays()
         rows = torch.from_numpy(np.isin(run.scene.owner, touched))
         images = torch.where(rows[:, None, None, None], 255 - arrays.train_images, arrays.train_images)
         given = torch.from_numpy(np.array(run.scene.given))
@@ -704,7 +708,7 @@ def _checkpoints(kind: type[Checkpoint]) -> Iterator[None]:
 def resumes(trial: Trial) -> None:
     plain = trial.plain
     most = 3 + sum(record["exchanges"] for record in plain.lasting.rounds)  # before the first exchange, and at the end
-    out = next(trial._folders)
+    out = next(trial.folders)
     for _ in range(most):
         run = trial.world.run(out)
         try:
@@ -717,7 +721,7 @@ def resumes(trial: Trial) -> None:
         raise Broken(f"after {most} sessions of one exchange each the run is not at its end")
     if place := _difference(plain.lasting, found):
         raise Broken("stopped and resumed after every exchange, the run is another one", place)
-    if trial.full and (place := _difference(plain.lasting, _killed(trial.world, next(trial._folders), most))):
+    if trial.full and (place := _difference(plain.lasting, _killed(trial.world, next(trial.folders), most))):
         raise Broken("killed in every exchange and resumed by new processes, the run is another one", place)
 
 
@@ -1113,10 +1117,7 @@ def name_of(method: type[Method] | str) -> str:
     for entry in entry_points(group=registry.METHODS):
         if entry.value == value:
             return entry.name
-    source = sys.modules[method.__module__].__file__
-    if source is None or method.__qualname__ != method.__name__:
-        raise ValueError(f"check needs a class at the top level of a file, not {method.__qualname__}")
-    return f"{Path(source).resolve()}:{method.__name__}"
+    return path_of(method)
 
 
 def chosen(rules: Sequence[Rule], only: Sequence[str] | None) -> tuple[Rule, ...]:

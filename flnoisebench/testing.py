@@ -146,7 +146,7 @@ def tiny_run(
     change: gets scenario and truth and returns what to use instead.  protocol: fields of Protocol over
     ``tiny_protocol``.
     """
-    name = method if isinstance(method, str) else _name_of(method)
+    name = method if isinstance(method, str) else path_of(method)
     arrays = tiny_arrays(public=20) if arrays is None else arrays
     classes = int(arrays.train_labels.max()) + 1
     law = noise if isinstance(noise, scenario.Noise) else scenario.noise_from("clean")
@@ -184,11 +184,11 @@ def tiny_run(
     )  # fmt: skip
 
 
-def _name_of(method: type[Method]) -> str:
-    """path/to/file.py:Class"""
+def path_of(method: type[Method]) -> str:
+    """path/to/file.py:Class, as --method takes it.  Raises ValueError for a class that workers could not import."""
     source = inspect.getsourcefile(method)
     if source is None or method.__qualname__ != method.__name__:
-        raise ValueError(f"tiny_run needs a class at the top level of a file, not {method.__qualname__}")
+        raise ValueError(f"a class at the top level of a file is wanted, not {method.__qualname__}")
     return f"{Path(source).resolve()}:{method.__name__}"
 
 
