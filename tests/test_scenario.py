@@ -1,6 +1,7 @@
 """What scenarios promise: partitions that lose nobody's sample, noise that follows its law, manifests that pin both."""
 
 import dataclasses
+import os
 import re
 import time
 import tracemalloc
@@ -955,3 +956,12 @@ def test_an_interrupted_save_leaves_the_old_manifest_and_no_rubbish(tmp_path, sm
         save(path, *scenario(labels=balanced(600, 10), clients=4))
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_manifest_may_be_read_by_whoever_may_read_other_files(tmp_path, small):
+    kept = os.umask(0o022)
+    try:
+        save(tmp_path / "a", *small)
+    finally:
+        os.umask(kept)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o644

@@ -12,7 +12,6 @@ import json
 import math
 import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -265,10 +264,11 @@ def summary(scenario: Scenario, truth: Truth) -> dict[str, Any]:
     """The facts of a scenario, as JSON can hold them.
 
     clients: a row each, with size, held_out, counts [C] (by true label where known, else by given label), classes
-    (held), noisy, nominal, expected and realised rate.  nominal_rate, expected_rate, realised_rate: over all samples;
-    nominal counts touched samples, expected and realised really wrong labels.  transition: nominal and realised
-    [C, C], given label (column) by true label (row).  Without truth everything about noise is None.  Images of other
-    data sets count by their given label, and in the transitions not at all.
+    (held), noisy, nominal, expected and realised rate, and in a mixture law, the number of its law.  nominal_rate,
+    expected_rate, realised_rate: over all samples; nominal counts touched samples, expected and realised really wrong
+    labels.  transition: nominal and realised [C, C], given label (column) by true label (row).  Without truth
+    everything about noise is None.  Images of other data sets count by their given label, and in the transitions not
+    at all.
     """
     owner, m = scenario.owner, scenario.spec.clients
     counts = class_counts(own_labels(scenario, truth), owner, scenario.classes, m)
@@ -596,15 +596,15 @@ def save(path: Path | str, scenario: Scenario, truth: Truth) -> None:
     """Write the manifest.  Atomic: a kill leaves the old file or the new one."""
     path, data = Path(path), encoded(scenario, truth)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # not mkstemp's, which nobody else may read
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
