@@ -35,6 +35,8 @@ import torch
 from PIL import Image
 
 from flnoisebench.api import (
+    IMAGE_SUFFIXES,
+    READ_SUFFIXES,
     Arrays,
     Config,
     Dataset,
@@ -50,6 +52,7 @@ from flnoisebench.api import (
     open_map,
     pixels_of,
     read_settings,
+    some,
 )
 
 CLASSES = 14
@@ -62,7 +65,6 @@ LISTS = {  # part: (its keys, their labels)
 FOLDERS = {"train": ("noisy_train", "train"), "val": ("val", "clean_val"), "test": ("test", "clean_test")}
 IN_MEMORY = 2**31  # bytes of pixels that are decoded without preparation; 10,900 images at 256 x 256
 READ = ("train", "val", "test")  # the parts that are decoded
-_IMAGES = {".jpg", ".jpeg", ".png", ".webp", ".bmp"}
 
 
 class ArchiveSettings(Config):
@@ -340,10 +342,17 @@ def _read_folders(root: Path, folders: Mapping[str, Path]) -> _Archive:
                 archive.problems.append(f"{folder} has no class folder {name}")
                 continue
             with os.scandir(folder / name) as entries:
-                files = sorted(entry.name for entry in entries if Path(entry.name).suffix.lower() in _IMAGES)
+                images = sorted(entry.name for entry in entries if _suffix(entry.name) in IMAGE_SUFFIXES)
+            if others := [file for file in images if _suffix(file) not in READ_SUFFIXES]:
+                archive.problems.append(f"{folder / name} has images that are not read, convert them: {some(others)}")
+            files = [file for file in images if _suffix(file) in READ_SUFFIXES]
             archive.parts[part].keys += [f"{folder.name}/{name}/{file}" for file in files]
             archive.parts[part].labels += [numbered[name]] * len(files)
     return archive
+
+
+def _suffix(name: str) -> str:
+    return os.path.splitext(name)[1].lower()
 
 
 def _check_parts(archive: _Archive, counts: Mapping[str, int], settings: ArchiveSettings) -> None:

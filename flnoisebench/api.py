@@ -63,6 +63,7 @@ from pydantic_core import core_schema
 
 from flnoisebench.imagefiles import (
     IMAGE_SUFFIXES,
+    READ_SUFFIXES,
     Progress,
     decode_images,
     digest_images,
@@ -79,9 +80,9 @@ from flnoisebench.imagefiles import (
 from flnoisebench.trees import Tree, map_tensors, to, vectors
 
 __all__ = [
-    "IMAGE_SUFFIXES", "KEEP", "Arrays", "Batch", "Card", "Claims", "Client", "Config", "Dataset", "Field",
-    "Finding", "Fit", "Images", "Method", "MissingData", "OnceABatch", "Optimiser", "Plan", "Preparation", "Preset",
-    "Progress", "Protocol", "Reply", "Rounds", "Server", "Tree", "Upload", "average", "cross_entropy",
+    "IMAGE_SUFFIXES", "KEEP", "READ_SUFFIXES", "Arrays", "Batch", "Card", "Claims", "Client", "Config", "Dataset",
+    "Field", "Finding", "Fit", "Images", "Method", "MissingData", "OnceABatch", "Optimiser", "Plan", "Preparation",
+    "Preset", "Progress", "Protocol", "Reply", "Rounds", "Server", "Tree", "Upload", "average", "cross_entropy",
     "decode_images", "digest_images", "image_files", "map_bytes", "map_images", "map_tensors", "moments", "near",
     "open_map", "pixels_of", "read_settings", "refuse_shared", "shared_images", "some", "to", "undecodable",
     "weights",
@@ -687,9 +688,9 @@ class Arrays:
     names, for a data set that learns them from its files (a folder of images).  true_labels: int64 [n], where the
     training labels may be wrong and the right ones are known all the same, else None.  owners: int64 [n], the client
     of each training image, 0.. without gaps, where the data set names them, else None, and clients their names, by
-    number, where they have some.  crop: side of the square that
-    training cuts out of each image at random, and evaluation out of its middle; 0: images are used whole.  digest:
-    what identifies images and labels, where the data set knows it without reading all of them; "" elsewhere.
+    number, where they have some.  crop: side in pixels of the square that training cuts out of each image at random,
+    and evaluation out of its middle; 0: images are used whole.  digest: what identifies images and labels, where the
+    data set knows it without reading all of them; "" elsewhere.
     """
 
     train_images: torch.Tensor
@@ -765,9 +766,9 @@ class Dataset(ABC):
         return iter(())
 
     def preparation(self, root: Path, *, where: Path | None, size: int | None, images: int | None) -> Preparation:
-        """The plan of what ``prepare`` does.  where: default a folder in ``root``; size: side of the stored images;
-        images: how many, balanced over the classes (0: all); both by default what ``root`` says.  Raises ValueError
-        where there is nothing to prepare, and as ``load`` does."""
+        """What ``flnoisebench data prepare`` is to do.  where: default a folder in ``root``; size: side of the stored
+        images, in pixels; images: how many, balanced over the classes (0: all); both by default what ``root`` says.
+        Raises ValueError where there is nothing to prepare, and as ``load`` does."""
         raise ValueError(f"{self.title} needs no preparation: it is read as it is")
 
     def make_fixture(self, folder: Path) -> str:

@@ -27,9 +27,9 @@ _SHOWN = 3
 
 Progress = Callable[[int, int], None]  # (done, of how many)
 
-_READ = {".png", ".jpg", ".jpeg", ".webp", ".bmp"}
+READ_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp"})
 _OTHER = {".avif", ".gif", ".heic", ".jfif", ".jp2", ".tif", ".tiff"}  # refused, not passed over: no silent loss
-IMAGE_SUFFIXES = frozenset(_READ | _OTHER)
+IMAGE_SUFFIXES = READ_SUFFIXES | _OTHER
 
 
 def _quiet(done: int, total: int) -> None:
@@ -57,14 +57,15 @@ def pixels_of(path: Path, size: int) -> np.ndarray:
 def image_files(folder: Path) -> list[Path]:
     """The image files of a folder, sorted by name.  ValueError where it has none or something would be left out."""
     entries = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+    read = ", ".join(sorted(READ_SUFFIXES))
     for entry in entries:
         if entry.is_dir():
             raise ValueError(f"{entry} is a folder within a folder of images, whose images would be left out")
         if entry.suffix.lower() in _OTHER:
-            raise ValueError(f"{entry}: {entry.suffix} is not read; convert it to one of {', '.join(sorted(_READ))}")
-    images = [entry for entry in entries if entry.suffix.lower() in _READ]
+            raise ValueError(f"{entry}: {entry.suffix} is not read; convert it to one of {read}")
+    images = [entry for entry in entries if entry.suffix.lower() in READ_SUFFIXES]
     if not images:
-        raise ValueError(f"{folder} has no image; remove it or fill it ({', '.join(sorted(_READ))})")
+        raise ValueError(f"{folder} has no image; remove it or fill it ({read})")
     return images
 
 

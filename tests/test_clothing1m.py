@@ -138,6 +138,18 @@ def test_a_copy_in_class_folders_gives_the_same_images_under_the_same_labels(pub
     assert content(arrays.test_images, arrays.test_labels) == content(whole.test_images, whole.test_labels)
 
 
+def test_an_image_of_a_kind_that_is_not_read_is_no_silent_loss(tmp_path):
+    for part in ("train", "test"):
+        for label in range(14):
+            (tmp_path / part / str(label)).mkdir(parents=True)
+            (tmp_path / part / str(label) / f"{part}.jpg").touch()
+    (tmp_path / "train" / "3" / "2.TIFF").touch()
+    (tmp_path / "train" / "3" / "notes.txt").touch()
+    with pytest.raises(ValueError, match=r"train/3 has images that are not read, convert them: 2\.TIFF\.") as caught:
+        Clothing1M().load(tmp_path)
+    assert "notes.txt" not in str(caught.value)
+
+
 def test_without_names_of_classes_they_are_numbers(archive):
     (archive / "category_names_eng.txt").unlink()
     assert Clothing1M().load(archive).classes == tuple(map(str, range(14)))
