@@ -75,7 +75,7 @@ def build(runs: Iterable[Path], leaderboards: Path, *, replace: bool = False) ->
         fresh[path] = entry
     whole = {**there, **fresh}
     if conflicts := _draws_that_differ(whole.items()):
-        raise ValueError("\n".join(conflicts))
+        raise ValueError("\n".join(f"{path}: {what}" for path, what in conflicts))
     tables = _by_dataset(rows_of(whole.values()))  # before anything is written, since a data set may be unknown
     for entry in fresh.values():
         entries_.save(entry, leaderboards)
@@ -94,8 +94,8 @@ def _by_dataset(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return dict(found)
 
 
-def _draws_that_differ(found: Iterable[tuple[Path, Entry]]) -> list[str]:
-    """Where two entries of one draw of one scenario had other data, other owners or other labels."""
+def _draws_that_differ(found: Iterable[tuple[Path, Entry]]) -> list[tuple[Path, str]]:
+    """Where two entries of one draw of one scenario had other data, other owners or other labels: (file, what)."""
     first: dict[tuple[str, ...], tuple[str, Path]] = {}
     problems = []
     for path, entry in sorted(found, key=lambda pair: pair[0]):
@@ -106,10 +106,11 @@ def _draws_that_differ(found: Iterable[tuple[Path, Entry]]) -> list[str]:
             key = (name, scene.dataset, *draw)
             digest, where = first.setdefault(key, (found_here, path))
             if digest != found_here:
-                problems.append(
-                    f"{path}: its {name} digest is {found_here[:16]}, and that of the same draw in {where} is "
-                    f"{digest[:16]}: they did not train on the same {name}"
+                what = (
+                    f"its {name} digest is {found_here[:16]}, and that of the same draw in {where} is {digest[:16]}: "
+                    f"they did not train on the same {name}"
                 )
+                problems.append((path, what))
     return problems
 
 
@@ -195,9 +196,7 @@ def verify(leaderboards: Path, runs: Sequence[Path] = ()) -> list[Problem]:
             continue
         entries[path] = entry
         problems += _about_entry(path, entry, leaderboards)
-    for conflict in _draws_that_differ(entries.items()):
-        path_text, _, what = conflict.partition(": ")
-        problems.append(Problem("error", Path(path_text), 0, "", what))
+    problems += [Problem("error", path, 0, "", what) for path, what in _draws_that_differ(entries.items())]
     try:
         wanted = _by_dataset(rows_of(entries.values()))
     except registry.UnknownName as error:
