@@ -187,13 +187,7 @@ class Clothing1M(Dataset):
     def _sound(self, root: Path, settings: ArchiveSettings) -> _Archive:
         """The archive, refused where a list has a problem; the balanced part of it that the settings ask for."""
         archive = self._read(root, settings)
-        if archive.problems:
-            more = len(archive.problems) - 3
-            raise ValueError(
-                "; ".join(archive.problems[:3])
-                + (f"; and {more} more problems" if more > 0 else "")
-                + f".  `flnoisebench data check {self.name} --data-root {root}` lists all."
-            )
+        self.require_none(archive.problems, root)
         if settings.images:
             archive.parts["train"] = _balanced(archive.parts["train"], settings.images, root)
         return archive

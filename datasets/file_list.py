@@ -74,12 +74,7 @@ class FileList(Dataset):
         root = Path(root).absolute()
         size = read_settings(root / "flnoisebench.json", ListSettings).size
         train, test = _lists(root, self.source)
-        problems = _problems(root, train, test)
-        if problems:
-            more = f"; and {len(problems) - 3} more problems" if len(problems) > 3 else ""
-            raise ValueError(
-                f"{'; '.join(problems[:3])}{more}.  `flnoisebench data check {self.name} --data-root {root}` lists all."
-            )
+        self.require_none(_problems(root, train, test), root)
         classes = _ordered({*train.labels, *train.true_labels})
         number = {name: place for place, name in enumerate(classes)}
         files = [[root / path for path in part.paths] for part in (train, test)]

@@ -765,6 +765,14 @@ class Dataset(ABC):
         be read for it.  Raises MissingData."""
         return iter(())
 
+    def require_none(self, problems: Sequence[str], root: Path) -> None:
+        """Raises ValueError with the first three problems that ``load`` came upon, and how to see all of them."""
+        if problems:
+            more = f"; and {len(problems) - 3} more problems" if len(problems) > 3 else ""
+            raise ValueError(
+                f"{'; '.join(problems[:3])}{more}.  `flnoisebench data check {self.name} --data-root {root}` lists all."
+            )
+
     def preparation(self, root: Path, *, where: Path | None, size: int | None, images: int | None) -> Preparation:
         """What ``flnoisebench data prepare`` is to do.  where: default a folder in ``root``; size: side of the stored
         images, in pixels; images: how many, balanced over the classes (0: all); both by default what ``root`` says.
