@@ -1,14 +1,7 @@
 """Scenarios: who holds what, whose labels are wrong, and the file that pins both."""
 
 from flnoisebench.scenario.class_maps import CLASS_MAPS
-from flnoisebench.scenario.corruption import (
-    Corruption,
-    Sources,
-    corrupt,
-    expected_rates,
-    mean_rate,
-    nominal_transition,
-)
+from flnoisebench.scenario.corruption import Sources, corrupt, mean_rate, settled_facts
 from flnoisebench.scenario.manifest import (
     Manifest,
     Scenario,
@@ -40,9 +33,8 @@ from flnoisebench.scenario.noise import (
 from flnoisebench.scenario.partition import PARTITION_READS, Partition, pinned, split
 
 __all__ = [
-    "CLASS_MAPS", "NOISE_PRESETS", "PARTITION_READS", "PRESET_PARTITIONS", "Corruption", "Manifest", "Noise",
-    "Partition", "Scenario", "ScenarioSpec", "Sources", "Truth", "build", "check", "corrupt", "diff", "digest",
-    "encoded", "expected_rates", "incomparable", "load", "mean_rate", "noise_from", "noise_from_file", "noise_name",
-    "nominal_transition", "parts", "pinned", "read_split", "realised_pairs", "remarks", "reordered", "save", "split",
-    "summary",
+    "CLASS_MAPS", "NOISE_PRESETS", "PARTITION_READS", "PRESET_PARTITIONS", "Manifest", "Noise", "Partition",
+    "Scenario", "ScenarioSpec", "Sources", "Truth", "build", "check", "corrupt", "diff", "digest", "encoded",
+    "incomparable", "load", "mean_rate", "noise_from", "noise_from_file", "noise_name", "parts", "pinned",
+    "read_split", "realised_pairs", "remarks", "reordered", "save", "settled_facts", "split", "summary",
 ]  # fmt: skip

@@ -513,19 +513,14 @@ def settled(noise: Noise) -> bool:
     return noise.target not in ("instance", "human", "twin", "mixed")
 
 
-def nominal_transition(noise: Noise, true_labels: Ints, owner: Ints, nominal: Floats, classes: int) -> Floats:
-    """float64 [C, C]: the law of the given label (column) by true label (row) over all samples, for clients of these
-    rates; zero rows for classes without samples.  Of settled laws."""
-    return _settled_facts(noise, true_labels, owner, nominal, classes)[1]
+def settled_facts(noise: Noise, true: Ints, owner: Ints, nominal: Floats, classes: int) -> tuple[Floats, Floats]:
+    """(expected, transition) of a settled law, for clients of these nominal rates, float64 [M].
 
-
-def expected_rates(noise: Noise, true_labels: Ints, owner: Ints, nominal: Floats, classes: int) -> Floats:
-    """float64 [M]: the expected share of really wrong labels of each client: the nominal rate less what falls on the
-    true class (1/C of it where it is included) or on classes that a map leaves alone.  Of settled laws."""
-    return _settled_facts(noise, true_labels, owner, nominal, classes)[0]
-
-
-def _settled_facts(noise: Noise, true: Ints, owner: Ints, nominal: Floats, classes: int) -> tuple[Floats, Floats]:
+    expected: float64 [M], the share of really wrong labels of each client: the nominal rate less what falls on the true
+    class (1/C of it where it is included) or on classes that a map leaves alone.  transition: float64 [C, C], the law
+    of the given label (column) by true label (row) over all samples; zero rows for classes without samples.  true,
+    owner: int64 [n].  Raises ValueError for a law that is not settled.
+    """
     if nominal.any() and not settled(noise):
         raise ValueError(f"target={noise.target!r}: true labels and rates alone do not give its expected rates")
     federation = _Federation(noise, true, owner, classes, len(nominal), (), Sources())

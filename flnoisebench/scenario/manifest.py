@@ -32,12 +32,11 @@ from flnoisebench.scenario.corruption import (
     Sources,
     class_counts,
     corrupt,
-    expected_rates,
     label_space,
     mean_rate,
     members,
-    nominal_transition,
     settled,
+    settled_facts,
     target_law,
     whole,
 )
@@ -335,8 +334,8 @@ def _law_facts(scenario: Scenario, truth: Truth) -> tuple[Floats, Floats]:
     """What the law gives on average: the share of wrong labels of each client [M], and the transitions [C, C]."""
     if truth.expected is not None and truth.transition is not None:
         return truth.expected, truth.transition
-    facts = scenario.spec.noise, own_labels(scenario, truth), scenario.owner, truth.nominal, scenario.classes
-    return expected_rates(*facts), nominal_transition(*facts)
+    own = own_labels(scenario, truth)
+    return settled_facts(scenario.spec.noise, own, scenario.owner, truth.nominal, scenario.classes)
 
 
 def _shares(owner: Ints, wrong: Bools, clients: int) -> Floats:
