@@ -123,8 +123,10 @@ class World:
     settings: Mapping[str, Any]
     protocol: Mapping[str, Any]
 
-    def run(self, out: Path, change: str = "as drawn", seed: int = 0, executor: str = "serial", **protocol: Any) -> Any:
-        """A runtime.Run that has not begun."""
+    def run(
+        self, out: Path, change: str = "as drawn", seed: int = 0, executor: str = "serial", **protocol: Any
+    ) -> runtime.Run:
+        """A run that has not begun."""
         return tiny_run(
             self.method,
             out,
