@@ -157,7 +157,9 @@ class RunResult(Config):
     seconds: dict[str, float] = Field(..., unit="s", why="by part, in all, over every session of the run")
     peak_memory: int = Field(..., unit="bytes", why="the highest of all rounds")
     digest: str = Field(..., why="of the whole run; equal for equal settings on equal hardware")
-    environment: dict[str, Any] = Field(..., why="versions, commit, machine, device, lanes")
+    environment: dict[str, Any] = Field(
+        ..., why="versions, commit, machine, device, lanes; earlier: the others that a run that was stopped had before"
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -315,28 +315,36 @@ def under_oracle(
     return arrays, (cleaned.scenario, cleaned.truth)
 
 
-def check_finished(folder: Path, method: str, source: str, digests: Mapping[str, str], *, retry: bool = False) -> None:
+def check_finished(
+    folder: Path, settings: Settings, source: str, digests: Mapping[str, str], *, retry: bool = False
+) -> None:
     """Whether a run's folder says that it is over.  source: the digest of the method's code (registry.source_digest).
     digests: of the run's data.  retry: a failed run is none that is over.  One that failed in its first round, under
     other code or on other data, is none either.
 
-    Raises AlreadyDone when there is a result, but ValueError when it is another code's or other data's: its numbers
-    are not this run's.
+    Raises AlreadyDone when there is a result, but ValueError when it is another run's, another code's or other data's:
+    its numbers are not this run's.
     """
     if not (folder / "result.json").exists():
         return
     result = records.load_result(folder)
+    if not _same_run(settings, result.settings):  # a folder that was copied or renamed
+        raise ValueError(f"{folder / 'result.json'} is of another run; give this one another --out, or move it away")
     if result.status == "failed" and retry:
         return  # as an unfinished run
     problem = ""
     if result.environment["method_sha256"] != source:
-        problem = f"the code of {method} has changed since the run in {folder} ended"
+        problem = f"the code of {settings.method} has changed since the run in {folder} ended"
     elif other := records.other_digests(result.digests, digests):
         problem = f"the run in {folder} had other data ({', '.join(other)}: another SHA-256)"
     if not problem:
         raise AlreadyDone(folder, result)
     if result.status == "complete" or result.rounds:  # before the first round is over there is nothing to be mixed
         raise ValueError(f"{problem}. Give this one another --out, or move that folder away")
+
+
+def _same_run(one: Settings, other: Settings) -> bool:
+    return one.model_dump(mode="json", exclude=SAID) == other.model_dump(mode="json", exclude=SAID)
 
 
 def prepare(
@@ -407,6 +415,7 @@ class _Position:
     label_noise: float | None
     totals: dict[str, Any]
     ended: bool = False
+    environments: list[dict[str, Any]] = field(default_factory=list)  # it was carried out in, each once, the last last
 
     def counters(self) -> dict[str, Any]:
         return {
@@ -419,6 +428,7 @@ class _Position:
             "label_noise": self.label_noise,
             "totals": self.totals,
             "ended": self.ended,
+            "environments": self.environments,
         }
 
     @classmethod
@@ -521,7 +531,7 @@ class Run:
         of the method or of other data (before the first round is over the run starts anew instead), ClientError or
         MethodError when the method fails (the result then says "failed"), OSError when the disk does.
         """
-        check_finished(self.folder, self.settings.method, self._source, self._digests, retry=retry)
+        check_finished(self.folder, self.settings, self._source, self._digests, retry=retry)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             checkpoint = Checkpoint(self.folder)
@@ -531,13 +541,18 @@ class Run:
             ) from error
         executor: Executor | None = None
         try:
+            # again under the lock: another process may have ended the run since, and its result says where it was made
+            check_finished(self.folder, self.settings, self._source, self._digests, retry=retry)
             commit = self._commit_to_resume(checkpoint)
+            # of the code that was loaded: the files may be others by the time that the run ends
+            self._environment = environment(self.devices, self._executor_kind, self._lanes, self._source)
             (self.folder / "result.json").unlink(missing_ok=True)  # of the failed run that goes on
             for device in self.devices:
                 if device.type == "cuda":
                     torch.cuda.reset_peak_memory_stats(device)
             executor = self._make_executor()
             position = _Position.of(self._home(commit)) if commit else self._first(checkpoint)
+            position.environments = self._environments(position)
             on_start(position.round)
             while not position.ended and position.round < self.settings.protocol.rounds:
                 record = self._exchange(position, executor, checkpoint)
@@ -578,6 +593,7 @@ class Run:
         totals = {"bytes_up": 0, "bytes_down": 0, "images": images, "seconds": {}, "peak_memory": 0}
         digest = hashlib.sha256(trees.digest(state).encode()).hexdigest()
         position = _Position(state, {}, {}, None, 0, 0, _Open(), digest, [], noise, totals)
+        position.environments = self._environments(position)
         checkpoint.save(Commit(position.server, counters=position.counters()))
         return position
 
@@ -812,9 +828,10 @@ class Run:
         """
         commit = checkpoint.load()
         path = self.folder / "settings.json"
+        found = None
         if path.exists():
             found = records.load_settings(self.folder)
-            if found.model_dump(exclude=SAID) != self.settings.model_dump(exclude=SAID):
+            if not _same_run(self.settings, found):
                 raise ValueError(f"{path} describes another run; give this one another --out, or move that folder away")
         source, data = (self.folder / "checkpoint" / name for name in ("method.sha256", "data.json"))
         if problem := self._other_beginning(source, data):
@@ -825,7 +842,7 @@ class Run:
         if commit is None:
             records.replace(source, self._source.encode())
             records.replace(data, json.dumps(self._digests).encode())
-        if not path.exists():
+        if found != self.settings:  # none is there, or the same was said in other words: the result will repeat these
             records.write_json(path, self.settings)
         return commit
 
@@ -864,9 +881,14 @@ class Run:
         beside = [build_engine(*self._blueprint, device=device) for device in self.devices[1 : self._lanes]]
         return Threads(self.engine, self._lanes, beside)
 
+    def _environments(self, position: _Position) -> list[dict[str, Any]]:
+        """Those that the run was carried out in, each once, with this process's last."""
+        return [*(one for one in position.environments if one != self._environment), self._environment]
+
     def _result(self, position: _Position, status: Literal["complete", "failed"], failure: str | None) -> RunResult:
         card = self._method_class.card
         rounds = records.load_records(self.folder)[: position.round]  # the line of a lost commit does not count
+        *earlier, now = self._environments(position)
         return RunResult(
             status=status,
             failure=failure,
@@ -896,7 +918,7 @@ class Run:
             seconds={name: _rounded(value) for name, value in sorted(position.totals["seconds"].items())},
             peak_memory=position.totals["peak_memory"],
             digest=position.digest,
-            environment=environment(self.devices, self._executor_kind, self._lanes, self._source),
+            environment={**now, "earlier": earlier} if earlier else now,
         )
 
 
@@ -999,13 +1021,16 @@ def processor() -> str:
 
 
 def commit_of(folder: Path) -> str | None:
-    """The git commit of the code that runs, "+changes" when the tree differs from it; None outside a checkout."""
+    """The git commit of the code that runs, "+changes" when the tree differs from it; None outside a checkout, also
+    where it is installed within that of something else."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(folder), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:
+        if not git("ls-files"):
+            return None
         changes = git("status", "--porcelain", "--untracked-files=no")
         return git("rev-parse", "HEAD") + ("+changes" if changes else "")
     except (OSError, subprocess.SubprocessError):

@@ -755,7 +755,7 @@ class Sweep:
         another code is none of this run's, which then counts as failed."""
         assert standing.identity is not None
         try:
-            runtime.check_finished(standing.folder, standing.settings.method, *standing.identity, retry=self.retry)
+            runtime.check_finished(standing.folder, standing.settings, *standing.identity, retry=self.retry)
             return False
         except runtime.AlreadyDone as done:
             result = done.result

@@ -33,7 +33,7 @@ from flnoisebench.checkpoint import Busy, Checkpoint, Damaged
 from flnoisebench.engine import Lane, initialised
 from flnoisebench.executors import ClientError, Debug, Job, Serial, Threads, perform
 from flnoisebench.models import build_encoder
-from flnoisebench.runtime import AlreadyDone, MethodError, data_digest
+from flnoisebench.runtime import AlreadyDone, MethodError, commit_of, data_digest
 from flnoisebench.scenario import Truth
 from flnoisebench.testing import tiny_arrays, tiny_engine, tiny_run
 
@@ -888,6 +888,73 @@ def test_guarantee_6_a_round_that_no_plan_closes_comes_to_an_end(tmp_path, monke
     with pytest.raises(MethodError, match=r"round 1, exchange 5: the round is still open after 5 exchanges.*'train'"):
         run.execute()
     assert records.load_result(run.folder).rounds == 1
+
+
+def test_guarantee_7_a_result_says_under_which_commits_and_on_what_its_run_was_carried_out(tmp_path, monkeypatch):
+    """Those of the code that ran, and not of the code that is there when it ends."""
+    monkeypatch.setenv("FLNOISEBENCH_COMMIT", "a" * 40)
+    interrupted(fixtures.Averaging, tmp_path)
+    monkeypatch.setenv("FLNOISEBENCH_COMMIT", "b" * 40)
+    run = tiny_run(fixtures.Averaging, tmp_path, executor="threads", lanes=2)
+    result = run.execute(lambda record: monkeypatch.setenv("FLNOISEBENCH_COMMIT", "c" * 40))
+    (earlier,) = result.environment["earlier"]
+    assert (earlier["commit"], earlier["lanes"]) == ("a" * 40, 1)
+    assert (result.environment["commit"], result.environment["lanes"]) == ("b" * 40, 2)
+
+
+def test_guarantee_7_a_run_that_went_on_where_it_began_has_no_earlier_environment(tmp_path):
+    interrupted(fixtures.Averaging, tmp_path)
+    assert "earlier" not in tiny_run(fixtures.Averaging, tmp_path).execute().environment
+
+
+def test_guarantee_7_a_run_that_another_process_has_just_ended_keeps_its_result(tmp_path, monkeypatch):
+    """It ends between the look at the folder and the lock."""
+    real, before = Checkpoint.__init__, {}
+
+    def late(checkpoint, folder):
+        if not before:
+            before["..."] = b""
+            tiny_run(fixtures.Averaging, tmp_path).execute()
+            before.update(snapshot(folder))
+        real(checkpoint, folder)
+
+    monkeypatch.setattr(Checkpoint, "__init__", late)
+    run = tiny_run(fixtures.Averaging, tmp_path, executor="threads", lanes=2)
+    with pytest.raises(AlreadyDone):
+        run.execute()
+    assert {"...": b"", **snapshot(run.folder)} == before
+
+
+def test_guarantee_7_the_result_of_another_run_is_not_taken_for_this_one(tmp_path):
+    done = tiny_run(fixtures.Averaging, tmp_path)
+    done.execute()
+    other = tiny_run(fixtures.Averaging, tmp_path, seed=1)
+    shutil.copytree(done.folder, other.folder)
+    with pytest.raises(ValueError, match=r"result.json is of another run.*--out"):
+        other.execute()
+
+
+def test_guarantee_7_how_settings_were_said_last_is_what_both_files_say(tmp_path):
+    folder = interrupted(fixtures.Averaging, tmp_path)
+    run = tiny_run(fixtures.Averaging, tmp_path)
+    run.settings = run.settings.model_copy(update={"choices": "validation"})
+    assert run.execute().settings == records.load_settings(folder) == run.settings
+
+
+def test_guarantee_7_an_installed_package_within_another_checkout_has_not_that_ones_commit(tmp_path):
+    def git(*words):
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        return subprocess.run(["git", "-C", tmp_path, *who, *words], check=True, capture_output=True, text=True).stdout
+
+    git("init")
+    (tmp_path / "own.py").write_text("")
+    git("add", "own.py")
+    git("commit", "-m", "one")
+    installed = tmp_path / "venv" / "flnoisebench"
+    installed.mkdir(parents=True)
+    (installed / "runtime.py").write_text("")
+    assert commit_of(installed) is None
+    assert commit_of(tmp_path) == git("rev-parse", "HEAD").strip()
 
 
 def test_guarantee_7_a_finished_runs_numbers_are_not_those_of_other_data_or_of_other_code(tmp_path, monkeypatch):

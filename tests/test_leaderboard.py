@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from command_line import PLUGIN, RUN, call, done, refused, rows
-from leaderboard_entries import entry, only, saved
+from leaderboard_entries import ENVIRONMENT, entry, only, saved
 
 from flnoisebench import records
 from flnoisebench.leaderboard import COLUMNS, FLAGS, Entry, Row, board, entries, rows_of
@@ -151,6 +151,9 @@ def pair(**settings):
         ("mixed-commits", [pair()[0], entry(FULL, draw=1, environment={"method_sha256": "e" * 40})]),
         ("uncommitted", pair(environment={"commit": "c" * 40 + "+changes"})),
         ("mixed-hardware", [pair()[0], entry(FULL, draw=1, environment={"device": "a GPU"})]),
+        # stopped, and gone on with elsewhere
+        ("mixed-commits", pair(environment={"earlier": [{**ENVIRONMENT, "commit": "e" * 40}]})),
+        ("mixed-hardware", pair(environment={"earlier": [{**ENVIRONMENT, "lanes": 2}]})),
     ],
 )
 def test_what_is_to_be_doubted_is_flagged_and_nothing_else(flag, runs):
@@ -205,6 +208,7 @@ def test_an_entry_is_read_back_as_it_was_written_a_line_an_item(tmp_path):
     [
         ("environment.commit", {"environment": {"commit": None}}),
         ("environment.device", {"environment": {"device": ""}}),
+        ("environment.commit", {"environment": {"earlier": [{**ENVIRONMENT, "commit": None}]}}),
         ("environment.packages.torch", {"environment": {"packages": {"numpy": "2", "flnoisebench": "1"}}}),
         ("digests.labels", {"digests": {"data": "d", "partition": "p"}}),
     ],

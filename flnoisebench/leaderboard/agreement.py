@@ -83,7 +83,7 @@ def _repeat(stated: Entry, again: Entry) -> Repeat:
         reasons.append(f"other hardware or libraries ({_said(stated)}; here {_said(again)})")
     if stated.code != again.code:
         reasons.append(f"other code ({stated.code[0][:12]}; here {again.code[0][:12]})")
-    elif stated.code[0].endswith("+changes"):
+    elif "+changes" in stated.code[0]:
         reasons.append(f"code that differed from its commit {stated.code[0][:12]}")
     if not stated.settings.deterministic:
         reasons.append("kernels that are not repeatable")

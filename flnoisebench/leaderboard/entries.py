@@ -54,9 +54,20 @@ class Curves(Config):
         )
 
 
+def sessions(environment: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The environments that a run was carried out in: several where it was stopped and went on elsewhere, or under
+    another commit."""
+    return [*environment.get("earlier", ()), environment]
+
+
 def hardware(environment: Mapping[str, Any]) -> dict[str, str]:
     """What has to be equal for seconds to be comparable, by name, as text."""
-    return {name: str(environment.get(name, "")) for name in ("device", "devices", "processor", "executor", "lanes")}
+    names = ("device", "devices", "processor", "executor", "lanes")
+    return {name: _all(sessions(environment), name) for name in names}
+
+
+def _all(environments: Iterable[Mapping[str, Any]], name: str) -> str:
+    return "; ".join(dict.fromkeys(str(said.get(name, "")) for said in environments))
 
 
 class Entry(Config):
@@ -87,9 +98,10 @@ class Entry(Config):
     @model_validator(mode="after")
     def _provenance_is_complete(self) -> Entry:
         missing = [f"digests.{name}" for name in DIGESTS if not self.digests.get(name)]
-        missing += [f"environment.{name}" for name in PROVENANCE if not self.environment.get(name)]
-        packages = self.environment.get("packages") or {}
-        missing += [f"environment.packages.{name}" for name in PACKAGES if not packages.get(name)]
+        for said in sessions(self.environment):
+            missing += [f"environment.{name}" for name in PROVENANCE if not said.get(name)]
+            packages = said.get("packages") or {}
+            missing += [f"environment.packages.{name}" for name in PACKAGES if not packages.get(name)]
         if missing:
             advice = ""
             if "environment.commit" in missing:
@@ -111,15 +123,15 @@ class Entry(Config):
     @property
     def arithmetic(self) -> tuple[str, ...]:
         """What has to be equal for bits to be equal, apart from the code: machine and libraries, as text."""
-        said = self.environment
+        said = sessions(self.environment)
         names = ("device", "processor", "system", "cuda", "cudnn")
-        libraries = said["packages"]
-        return (*(str(said.get(name, "")) for name in names), *(str(libraries.get(n, "")) for n in PACKAGES[:2]))
+        libraries = [one["packages"] for one in said]
+        return (*(_all(said, name) for name in names), *(_all(libraries, name) for name in PACKAGES[:2]))
 
     @property
     def code(self) -> tuple[str, str]:
-        """Commit and SHA-256 of the method (``registry.source_digest``)."""
-        return self.environment["commit"], self.environment["method_sha256"]
+        """Commit, several of a run that went on under another, and SHA-256 of the method (``source_digest``)."""
+        return _all(sessions(self.environment), "commit"), self.environment["method_sha256"]
 
     def path(self, leaderboards: Path) -> Path:
         """Where it lies in a leaderboard's folder."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from flnoisebench import protocols, registry
 from flnoisebench.api import Config, Field
-from flnoisebench.leaderboard.entries import Entry
+from flnoisebench.leaderboard.entries import Entry, hardware, sessions
 from flnoisebench.scenario.noise import reads
 from flnoisebench.settings import Settings
 
@@ -250,7 +250,7 @@ def _row(cell: Sequence[Entry], reference: Mapping[tuple[Any, ...], list[Entry]]
     def judged(name: str) -> float | None:
         return mean(entry.last5.judged.get(name) for entry in done)
 
-    environments = [entry.environment for entry in cell]
+    environments = [said for entry in cell for said in sessions(entry.environment)]
     return Row(
         dataset=scene.dataset,
         scenario=scene.slug,
@@ -376,16 +376,16 @@ def flags_of(cell: Sequence[Entry]) -> list[str]:
     """What to doubt about a row of these entries, in the order of FLAGS."""
     done = [entry for entry in cell if entry.status == "complete"]
     settings = cell[0].settings
-    commits = {entry.code[0] for entry in cell}
+    environments = [said for entry in cell for said in sessions(entry.environment)]
     found = {
         "single-draw": len({entry.settings.scenario.draw for entry in done}) == 1,
         "wrong-protocol": not follows_protocol(settings),
         "failed-runs": len(done) < len(cell),
         "choosing-set": any(chosen_on_reported(entry.settings) for entry in cell),
         "unstated-choices": any(entry.settings.choices == "unstated" and entry.settings.changed for entry in cell),
-        "mixed-commits": len({entry.code for entry in cell}) > 1,
-        "uncommitted": any(commit.endswith("+changes") for commit in commits),
-        "mixed-hardware": len({entry.hardware for entry in cell}) > 1,
+        "mixed-commits": len({(said["commit"], said["method_sha256"]) for said in environments}) > 1,
+        "uncommitted": any(said["commit"].endswith("+changes") for said in environments),
+        "mixed-hardware": len({tuple(hardware({**said, "earlier": ()}).values()) for said in environments}) > 1,
         "not-installable": ".py" in settings.method,
     }
     return [flag for flag in FLAGS if found[flag]]
