@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import inspect
 import math
+import multiprocessing
 import os
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
@@ -420,8 +422,18 @@ def _packed(jobs: Sequence[Job]) -> tuple[torch.Tensor, list[Job]]:
 _WORKER: tuple[Engine, Executor] | None = None  # of this worker process
 
 
+def _leave_with_run() -> None:
+    """End this worker when the run's process is gone.  The pool would wait for work for ever where that was killed,
+    and keep the card's memory from the run that resumes."""
+    run = multiprocessing.parent_process()
+    assert run is not None
+    run.join()
+    os._exit(1)
+
+
 def _start_worker(build: Callable[..., Engine], arguments: tuple[Any, ...], device: str, lanes: int) -> None:
     global _WORKER
+    threading.Thread(target=_leave_with_run, daemon=True).start()
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
     engine = build(*arguments, device=device)

@@ -12,6 +12,7 @@ import os
 import pickle
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -202,6 +203,48 @@ def test_guarantee_1_killed_around_every_flush_rename_and_removal_a_run_ends_as_
     assert kills > 25
     assert status == 0
     assert found("writing") == found("undisturbed")
+
+
+KILLED_WITH_WORKERS = """
+    import multiprocessing, os, signal, sys
+    from pathlib import Path
+
+    import fixture_methods as fixtures
+    from flnoisebench.testing import tiny_run
+
+    out = Path(sys.argv[1])
+
+    def die(record):
+        (out / "workers").write_text(" ".join(str(child.pid) for child in multiprocessing.active_children()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if __name__ == "__main__":
+        tiny_run(fixtures.Averaging, out, executor="processes", lanes=2).execute(die)
+"""
+
+
+def test_guarantee_1_a_run_that_is_killed_takes_its_workers_along(tmp_path):
+    script = tmp_path / "killed.py"
+    script.write_text(textwrap.dedent(KILLED_WITH_WORKERS))
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run([sys.executable, script, tmp_path], env=env, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    workers = [int(pid) for pid in (tmp_path / "workers").read_text().split()]
+    assert len(workers) == 2
+
+    def lives(worker):
+        try:
+            return "(zombie)" not in Path(f"/proc/{worker}/status").read_text()
+        except OSError:
+            return False
+
+    until = time.monotonic() + 20
+    while any(map(lives, workers)) and time.monotonic() < until:
+        time.sleep(0.1)
+    left = [worker for worker in workers if lives(worker)]
+    for worker in left:
+        os.kill(worker, signal.SIGKILL)
+    assert not left
 
 
 def test_guarantee_1_a_full_disk_stops_the_run_with_advice_and_it_resumes_when_there_is_room(killed):
