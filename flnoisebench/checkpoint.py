@@ -85,12 +85,8 @@ class Checkpoint:
                 raise Damaged(f"{self._head} is missing; {self._advice}")
             self._sweep(set())
             return None
+        head, counted = read_head(self.folder)
         try:
-            head = json.loads(self._head.read_text())
-            if head.pop("sha256") != _checksum(head):
-                raise Damaged(f"{self._head} was altered: its checksum is not that of its content; {self._advice}")
-            if head["format"] != FORMAT:
-                raise Damaged(f"{self._head}: format {head['format']} is not {FORMAT}; {self._advice}")
             objects: dict[str, Tree] = {}
             commit = Commit(
                 server=self._read("server", head["server"], objects),
@@ -98,39 +94,20 @@ class Checkpoint:
                 claims={int(i): self._read(f"claims/{i}", place, objects) for i, place in head["claims"].items()},
                 counters=head["counters"],
             )
-            self._records_length = int(head["records_length"])
-            # heads had neither sum at first
-            records_sum, self._began_with = head.get("records_sha256"), head.get("began_with")
         except Damaged:
             raise
         except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
             raise Damaged(f"{self._head} is damaged ({error!r}); {self._advice}") from error
-        length = self.records.stat().st_size if self.records.exists() else 0
-        if length < self._records_length:
-            raise Damaged(
-                f"{self.records} has {length} bytes where the checkpoint counts {self._records_length}; {self._advice}"
-            )
-        counted = self.records.read_bytes()[: self._records_length] if self.records.exists() else b""
-        self._records_sum = hashlib.sha256(counted)
-        if records_sum not in (None, self._records_sum.hexdigest()):
-            raise Damaged(f"{self.records} was altered: its SHA-256 is not that of the checkpoint; {self._advice}")
-        now = self._beginnings()
-        for name, digest in (self._began_with or {}).items():
-            if now.get(name) != digest:
-                what = "was altered: its SHA-256 is not that of the checkpoint" if name in now else "is missing"
-                raise Damaged(f"{self._head.with_name(name)} {what}; {self._advice}")
+        self._records_length, self._records_sum = len(counted), hashlib.sha256(counted)
+        self._began_with = head.get("began_with")
         if self.records.exists():
             os.truncate(self.records, self._records_length)
         self._sweep({name for _, name, _ in self._known.values()})
         return commit
 
-    def _beginnings(self) -> dict[str, str]:
-        paths = [self._head.with_name(name) for name in BEGAN_WITH]
-        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.exists()}
-
     @property
     def _advice(self) -> str:
-        return f"move {self.folder} away (nothing in it was changed) and run the same command to start again"
+        return _advice(self.folder)
 
     def _read(self, slot: str, place: tuple[str, int], objects: dict[str, Tree]) -> Tree:
         name, index = place
@@ -219,7 +196,7 @@ class Checkpoint:
             self._records_length += len(line)
             self._records_sum.update(line)
         if self._began_with is None:
-            self._began_with = self._beginnings()
+            self._began_with = _beginnings(self.folder)
         head["records_length"] = self._records_length
         head["records_sha256"] = self._records_sum.hexdigest()
         head["began_with"] = self._began_with
@@ -248,6 +225,48 @@ class Checkpoint:
             if path.name not in wanted:
                 path.unlink()
         self._head.with_name("head.json.tmp").unlink(missing_ok=True)
+
+
+def read_head(folder: Path) -> tuple[dict[str, Any], bytes]:
+    """The head of a run's folder, and the bytes of records.jsonl that it counts.
+
+    Raises FileNotFoundError where there is none; Damaged when it, or a file beside its objects that it vouches for, is
+    missing, cut short or altered.
+    """
+    path, lines = folder / "checkpoint" / "head.json", folder / "records.jsonl"
+    try:
+        head: dict[str, Any] = json.loads(path.read_text())
+        if head.pop("sha256") != _checksum(head):
+            raise Damaged(f"{path} was altered: its checksum is not that of its content; {_advice(folder)}")
+        if head["format"] != FORMAT:
+            raise Damaged(f"{path}: format {head['format']} is not {FORMAT}; {_advice(folder)}")
+        length = int(head["records_length"])
+        # heads had neither sum at first
+        records_sum, began_with = head.get("records_sha256"), head.get("began_with") or {}
+    except Damaged:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise Damaged(f"{path} is damaged ({error!r}); {_advice(folder)}") from error
+    counted = lines.read_bytes()[:length] if lines.exists() else b""
+    if len(counted) < length:
+        raise Damaged(f"{lines} has {len(counted)} bytes where the checkpoint counts {length}; {_advice(folder)}")
+    if records_sum not in (None, hashlib.sha256(counted).hexdigest()):
+        raise Damaged(f"{lines} was altered: its SHA-256 is not that of the checkpoint; {_advice(folder)}")
+    now = _beginnings(folder)
+    for name, digest in began_with.items():
+        if now.get(name) != digest:
+            what = "was altered: its SHA-256 is not that of the checkpoint" if name in now else "is missing"
+            raise Damaged(f"{path.with_name(name)} {what}; {_advice(folder)}")
+    return head, counted
+
+
+def _beginnings(folder: Path) -> dict[str, str]:
+    paths = [folder / "checkpoint" / name for name in BEGAN_WITH]
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.exists()}
+
+
+def _advice(folder: Path) -> str:
+    return f"move {folder} away (nothing in it was changed) and run the same command to start again"
 
 
 def _slots(commit: Commit) -> Iterator[tuple[str, Tree]]:

@@ -283,7 +283,8 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "runs": ({"settings"}, set()),
     "sweep": (ABOVE, {"torch", "distributed", "dask", "dask_jobqueue"}),
     "leaderboard": (
-        {"api", "records", "settings", "registry", "protocols", "scenario", "published"},
+        # checkpoint: a result is published if it is what the run's commits say
+        {"api", "records", "checkpoint", "settings", "registry", "protocols", "scenario", "published"},
         {"numpy", "scipy", "pydantic"},
     ),
     "report": (

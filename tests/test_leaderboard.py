@@ -303,6 +303,40 @@ def test_a_run_whose_result_and_records_contradict_each_other_is_refused(place, 
     assert not (tmp_path / "board").exists()
 
 
+@pytest.mark.parametrize(
+    ("place", "value", "what"),
+    [
+        (("digests", "labels"), "0" * 64, "what result.json says of digests is not what the checkpoint says"),
+        (("environment", "commit"), "e" * 40, "what result.json says of environment is not what the checkpoint says"),
+        (("environment", "method_sha256"), "e" * 64, "what result.json says of method_sha256, environment is not"),
+    ],
+)
+def test_where_a_result_comes_from_is_held_against_the_checkpoint(place, value, what, runs, tmp_path):
+    copied = tmp_path / "runs"
+    shutil.copytree(runs, copied)
+    path = sorted(copied.rglob("result.json"))[0]
+    content = json.loads(path.read_text())
+    content[place[0]][place[1]] = value
+    path.write_text(json.dumps(content))
+    assert what in refused("leaderboard", "build", copied, "--out", tmp_path / "board")
+
+
+def test_an_accuracy_that_was_edited_in_result_and_records_alike_is_not_published(runs, tmp_path):
+    copied = tmp_path / "runs"
+    shutil.copytree(runs, copied)
+    folder = sorted(copied.rglob("result.json"))[0].parent
+    told = [record.model_copy(update={"accuracy": 99.0}) for record in records.load_records(folder)]
+    (folder / "records.jsonl").write_text("".join(record.model_dump_json() + "\n" for record in told))
+    accuracy = records.Accuracy.of([record.accuracy for record in told])
+    result = records.load_result(folder).model_copy(update={"accuracy": accuracy})
+    records.write_json(folder / "result.json", result)
+    said = refused("leaderboard", "build", copied, "--out", tmp_path / "board")
+    assert f"{folder / 'records.jsonl'} " in said
+    assert "the checkpoint" in said
+    shutil.rmtree(folder / "checkpoint")  # a run whose checkpoint was given up is taken at its word
+    done("leaderboard", "build", copied, "--out", tmp_path / "board")
+
+
 def test_a_folder_without_runs_is_refused(tmp_path):
     assert "holds no run" in refused("leaderboard", "build", tmp_path, "--out", tmp_path / "board")
 

@@ -17,6 +17,7 @@ from pydantic import model_validator
 
 from flnoisebench import records
 from flnoisebench.api import Config, Field
+from flnoisebench.checkpoint import read_head
 from flnoisebench.records import Accuracy, LastRounds, RoundRecord, RunResult
 from flnoisebench.settings import Settings
 
@@ -57,7 +58,8 @@ class Curves(Config):
 def sessions(environment: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The environments that a run was carried out in: several where it was stopped and went on elsewhere, or under
     another commit."""
-    return [*environment.get("earlier", ()), environment]
+    now = {name: value for name, value in environment.items() if name != "earlier"}
+    return [*environment.get("earlier", ()), now]
 
 
 def hardware(environment: Mapping[str, Any]) -> dict[str, str]:
@@ -141,7 +143,9 @@ class Entry(Config):
     @classmethod
     def of(cls, folder: Path) -> Entry:
         """Of a run's folder.  Raises FileNotFoundError while it is unfinished; ValueError when a file is damaged, when
-        result and records contradict each other, or when it does not say where it comes from."""
+        result, records and checkpoint contradict each other, or when it does not say where it comes from.
+
+        That finds damage and an edit of some files, and not one who makes all of them up: ``rerun`` is for that."""
         result, rounds = records.load_result(folder), records.load_records(folder)
         if result.rounds > len(rounds):
             raise ValueError(f"{folder}: result.json tells of {result.rounds} rounds, records.jsonl of {len(rounds)}")
@@ -157,6 +161,8 @@ class Entry(Config):
             )
         if result.settings != records.load_settings(folder):
             raise ValueError(f"{folder}: result.json and settings.json describe two runs")
+        if strange := _not_the_checkpoints(result, folder):
+            raise ValueError(f"{folder}: what result.json says of {', '.join(strange)} is not what the checkpoint says")
         content = {
             name: getattr(result, name)
             for name in cls.model_fields
@@ -184,6 +190,26 @@ def _strange(result: RunResult, rounds: Sequence[RoundRecord]) -> list[str]:
         "seconds": all(abs(result.seconds.get(name, 0.0) - value) < 1e-3 for name, value in seconds.items()),
         "peak_memory": result.peak_memory == max((record.peak_memory for record in rounds), default=0),
         "label_noise_after": not rounds or result.label_noise_after == rounds[-1].label_noise,
+    }
+    return [name for name, holds in same.items() if not holds]
+
+
+def _not_the_checkpoints(result: RunResult, folder: Path) -> list[str]:
+    """The names of what the checkpoint, where it was kept, has otherwise.  Raises ValueError where the records are not
+    those that it counts."""
+    try:
+        head, _ = read_head(folder)
+    except FileNotFoundError:
+        return []
+    counters = head["counters"]
+    began = {path.name: path.read_text() for path in (folder / "checkpoint").iterdir() if path.is_file()}
+    source = result.environment["method_sha256"]
+    same = {
+        "digest": counters["digest"] == result.digest,
+        "digests": json.loads(began.get("data.json", json.dumps(result.digests))) == result.digests,
+        "method_sha256": began.get("method.sha256", source) == source,
+        # a process that only wrote the result made no commit
+        "environment": all(one in sessions(result.environment) for one in counters.get("environments", ())),
     }
     return [name for name, holds in same.items() if not holds]
 

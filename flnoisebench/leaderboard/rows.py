@@ -385,7 +385,7 @@ def flags_of(cell: Sequence[Entry]) -> list[str]:
         "unstated-choices": any(entry.settings.choices == "unstated" and entry.settings.changed for entry in cell),
         "mixed-commits": len({(said["commit"], said["method_sha256"]) for said in environments}) > 1,
         "uncommitted": any(said["commit"].endswith("+changes") for said in environments),
-        "mixed-hardware": len({tuple(hardware({**said, "earlier": ()}).values()) for said in environments}) > 1,
+        "mixed-hardware": len({tuple(hardware(said).values()) for said in environments}) > 1,
         "not-installable": ".py" in settings.method,
     }
     return [flag for flag in FLAGS if found[flag]]
