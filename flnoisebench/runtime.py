@@ -93,6 +93,11 @@ def public_digest(arrays: Arrays) -> dict[str, str]:
     return {"public": _sha256_of(arrays.public)}
 
 
+def order_digest(dataset: Dataset) -> dict[str, str]:
+    """{"order": SHA-256 of the shuffle that runs put the images into, however many there are}, where they do."""
+    return {} if dataset.published_order else {"order": scenario.digest(_shuffle(1000))}
+
+
 def _sha256_of(*parts: torch.Tensor) -> str:
     whole = hashlib.sha256()
     for part in parts:
@@ -479,11 +484,10 @@ class Run:
         self._client_names = list(arrays.clients) if natural and arrays.clients else None
         self._method_class = method_class
         self._source = registry.source_digest(method_class)
-        self._digests = {**scene.digests, **public_digest(arrays)}
+        self._digests = {**scene.digests, **public_digest(arrays), **order_digest(dataset)}
         pixels, labels = evaluation_set(settings.evaluate_on, arrays, scene, truth)
         tested = np.arange(len(labels))
         if not dataset.published_order:
-            self._digests["order"] = scenario.digest(_shuffle(1000))  # which shuffle, however many images there are
             order = torch.from_numpy(_shuffle(len(scene.owner)))
             arrays = replace(arrays, train_images=reordered(arrays.train_images, order))
             scene, truth = scenario.reordered(scene, truth, order.numpy())

@@ -248,7 +248,7 @@ def identities(
         except (ValueError, OSError) as error:
             problems.append((name, error))
             continue
-        public = runtime.public_digest(arrays)
+        public, order = runtime.public_digest(arrays), runtime.order_digest(dataset)
         arrays = replace(arrays, digest=runtime.data_digest(arrays))  # taken once, and not for every scenario
         for spec, ones in by_scenario.items():
             try:
@@ -261,7 +261,7 @@ def identities(
                 continue
             remarks |= dict.fromkeys(scenario.remarks(*scene))
             for run in ones:
-                digests = {**scene[0].digests, **(public if run.method in wanting else {})}
+                digests = {**scene[0].digests, **order, **(public if run.method in wanting else {})}
                 found[run.folder(Path())] = Identity(sources[run.method], digests)
     if problems:
         more = f"\n  and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""

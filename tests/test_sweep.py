@@ -347,6 +347,13 @@ def test_a_run_of_public_images_is_held_against_them_too_and_another_is_not(tmp_
     assert set(public.digests) - set(plain.digests) == {"public"}
 
 
+def test_a_run_of_images_that_are_shuffled_is_held_against_their_order_too(tmp_path):
+    run = settings(2, 0, dataset="synthetic")
+    (found,) = sweep.identities([run], tmp_path)
+    assert found.digests == runtime.prepare(run, data_root=tmp_path, out=tmp_path, device="cpu")._digests
+    assert "order" in found.digests
+
+
 def test_missing_data_and_scenarios_that_cannot_be_are_all_named_and_nothing_starts(tmp_path):
     out = tmp_path / "out"
     impossible = [settings(2, seed, min_size=500, draw=draw) for seed in (0, 1) for draw in (0, 1)]
