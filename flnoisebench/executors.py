@@ -13,7 +13,7 @@ import os
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -195,7 +195,8 @@ class Executor(Protocol):
     lanes: int
 
     def run(self, jobs: Sequence[Job], sizes: Mapping[int, int]) -> list[Outcome]:
-        """All outcomes, sorted by client; raises the ClientError of the lowest client that failed."""
+        """All outcomes, sorted by client; raises the ClientError of the lowest client that failed, ChildProcessError
+        where a process was killed."""
 
     def close(self) -> None: ...
 
@@ -366,6 +367,15 @@ class Processes:
         ]
 
     def run(self, jobs: Sequence[Job], sizes: Mapping[int, int]) -> list[Outcome]:
+        try:
+            return self._run(jobs, sizes)
+        except BrokenExecutor:
+            raise ChildProcessError(
+                "a worker process failed as it began (its traceback stands above), or was killed: out of memory? The "
+                "system's log knows (dmesg), and fewer --lanes need less. The same command resumes from the last commit"
+            ) from None
+
+    def _run(self, jobs: Sequence[Job], sizes: Mapping[int, int]) -> list[Outcome]:
         by_client = {job.client: job for job in jobs}
         hands = deal(sorted(by_client), sizes, len(self._workers))
         started = [

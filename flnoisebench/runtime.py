@@ -533,7 +533,8 @@ class Run:
         Resumes where a commit is found.  Raises AlreadyDone when there is a result (``retry`` goes on from the last
         commit of a failed run), ValueError when the folder holds another run, or rounds of this one of another version
         of the method or of other data (before the first round is over the run starts anew instead), ClientError or
-        MethodError when the method fails (the result then says "failed"), OSError when the disk does.
+        MethodError when the method fails (the result then says "failed"), OSError when the disk does, ChildProcessError
+        when a worker is killed.
         """
         check_finished(self.folder, self.settings, self._source, self._digests, retry=retry)
         try:

@@ -8,6 +8,7 @@ import gc
 import inspect
 import itertools
 import json
+import multiprocessing
 import os
 import pickle
 import random
@@ -245,6 +246,19 @@ def test_guarantee_1_a_run_that_is_killed_takes_its_workers_along(tmp_path):
     for worker in left:
         os.kill(worker, signal.SIGKILL)
     assert not left
+
+
+def test_guarantee_1_a_worker_that_is_killed_stops_the_run_with_advice_and_it_resumes(tmp_path, finish):
+    def kill(record):
+        for child in multiprocessing.active_children():
+            child.kill()
+
+    run = tiny_run(fixtures.Averaging, tmp_path, executor="processes", lanes=1)
+    with pytest.raises(ChildProcessError, match="a worker process .* was killed.*The same command resumes"):
+        run.execute(kill)
+    assert not (run.folder / "result.json").exists()
+    tiny_run(fixtures.Averaging, tmp_path).execute()
+    assert lasting(run.folder) == lasting(finish(fixtures.Averaging)[2].folder)
 
 
 def test_guarantee_1_a_full_disk_stops_the_run_with_advice_and_it_resumes_when_there_is_room(killed):
