@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.metrics import roc_auc_score
 
 from flnoisebench.engine.images import DeviceImages
 from flnoisebench.scenario import Scenario, Truth
@@ -198,6 +197,8 @@ class Judge:
             actual = np.concatenate(wrong)
             found |= _detection("samples", np.concatenate(suspect), actual)
             if 0 < actual.sum() < len(actual):
+                from sklearn.metrics import roc_auc_score  # here: 1 s of every command's start otherwise
+
                 found["samples_auc"] = _percent(roc_auc_score(actual, -np.concatenate(clean)))
         if changed:
             found["relabel_precision"] = _percent(changed_right / changed)

@@ -10,7 +10,6 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
-import torchvision
 from torch import nn
 
 from flnoisebench.api import MissingData, near
@@ -54,9 +53,13 @@ def _small_cnn(shape: tuple[int, int, int], classes: int) -> Encoder:
     return Encoder(body, 128, classes)
 
 
-def _resnet(build: Callable[..., nn.Module], *, cifar_stem: bool) -> Callable[[tuple[int, int, int], int], Encoder]:
+def _resnet(name: str, *, cifar_stem: bool) -> Callable[[tuple[int, int, int], int], Encoder]:
+    """name: of torchvision's function."""
+
     def make(shape: tuple[int, int, int], classes: int) -> Encoder:
-        net = build(weights=None)
+        import torchvision  # here: it brings torch's compiler, 1.5 s of every command's start
+
+        net: nn.Module = getattr(torchvision.models, name)(weights=None)
         if cifar_stem or shape[0] != 3:
             # The 3x3 stem without max-pool that every CIFAR ResNet in the literature has: the ImageNet stem
             # would leave 8x8 of a 32x32 image before the first block.
@@ -125,9 +128,9 @@ def _weights(path: Path) -> dict[str, torch.Tensor]:
 MODELS: dict[str, Callable[[tuple[int, int, int], int], Encoder]] = {
     "mlp": _mlp,
     "small-cnn": _small_cnn,
-    "resnet18": _resnet(torchvision.models.resnet18, cifar_stem=True),
-    "resnet34": _resnet(torchvision.models.resnet34, cifar_stem=True),
-    "resnet50": _resnet(torchvision.models.resnet50, cifar_stem=False),
+    "resnet18": _resnet("resnet18", cifar_stem=True),
+    "resnet34": _resnet("resnet34", cifar_stem=True),
+    "resnet50": _resnet("resnet50", cifar_stem=False),
     "resnet50-imagenet": _pretrained("resnet50-imagenet", "resnet50"),
 }
 ABOUT = {

@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scipy import stats
+import scipy  # scipy.stats comes with its first use
 
 from flnoisebench import papers, protocols, published, records, registry, runtime, scenario
 from flnoisebench.executors import ClientError
@@ -259,7 +259,7 @@ def phi_against_accuracy(run: Done) -> float | None:
     rounds, phi, accuracy = zip(*both, strict=True)
     if len(set(phi)) == 1 or len(set(accuracy)) == 1:
         return None
-    return max(float(stats.spearmanr(rounds, phi)[0]), -float(stats.spearmanr(rounds, accuracy)[0]))
+    return max(float(scipy.stats.spearmanr(rounds, phi)[0]), -float(scipy.stats.spearmanr(rounds, accuracy)[0]))
 
 
 def roughness(run: Done) -> float | None:

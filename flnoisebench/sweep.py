@@ -327,8 +327,8 @@ class Local:
             }
         ):
             # a server that has imported torch once forks the workers: the second one, and one that takes a dead one's
-            # place, is there at once
-            get_mp_context().set_forkserver_preload(["distributed", __name__])
+            # place, is there at once.  The two in the middle are what a run may come to import
+            get_mp_context().set_forkserver_preload(["distributed", "torchvision", "sklearn.metrics", __name__])
             self._cluster = cluster = distributed.SpecCluster(
                 workers={
                     slot: {

@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Any, Literal, get_args
 
 import numpy as np
-from scipy import stats
+import scipy  # scipy.stats comes with its first use: .9 s of every command's start otherwise
 
 from flnoisebench import registry
 from flnoisebench.leaderboard import naming
@@ -88,8 +88,8 @@ def paired(a: Mapping[int, float], b: Mapping[int, float], level: float = 0.95) 
     if not deviation:  # the same difference in every draw: no spread, and a t of 0 or of infinity
         return {"draws": draws, "mean": mean, "low": mean, "high": mean, "p": 1.0 if mean == 0 else 0.0}
     error = deviation / math.sqrt(n)
-    half = float(stats.t.ppf((1 + level) / 2, n - 1)) * error
-    p = float(2 * stats.t.sf(abs(mean) / error, n - 1))
+    half = float(scipy.stats.t.ppf((1 + level) / 2, n - 1)) * error
+    p = float(2 * scipy.stats.t.sf(abs(mean) / error, n - 1))
     return {"draws": draws, "mean": mean, "low": mean - half, "high": mean + half, "p": p}
 
 
@@ -189,11 +189,11 @@ def ranking(rows: Iterable[Row], methods: Sequence[str] = (), alpha: float = 0.0
             f"run what is missing, or name fewer methods ({', '.join(wanted.values())})"
         )
     table = np.array(values, dtype=np.float64)
-    ranks = stats.rankdata(-table, axis=1).mean(axis=0)
+    ranks = scipy.stats.rankdata(-table, axis=1).mean(axis=0)
     labels = list(wanted.values())
     order = sorted(range(len(labels)), key=lambda i: (ranks[i], labels[i]))
     if np.ptp(table, axis=1).any():
-        chi2, p = map(float, stats.friedmanchisquare(*table.T))
+        chi2, p = map(float, scipy.stats.friedmanchisquare(*table.T))
     else:  # all equal everywhere: scipy would divide by zero
         chi2, p = 0.0, 1.0
     distance = critical_difference(len(labels), len(values), alpha)
@@ -203,7 +203,7 @@ def ranking(rows: Iterable[Row], methods: Sequence[str] = (), alpha: float = 0.0
 
 def critical_difference(methods: int, cells: int, alpha: float = 0.05) -> float:
     """Nemenyi's: q sqrt(k (k + 1) / (6 N)), q of the studentised range over sqrt 2 (Demsar, JMLR 2006, section 3.2)."""
-    q = float(stats.studentized_range.ppf(1 - alpha, methods, np.inf)) / math.sqrt(2)
+    q = float(scipy.stats.studentized_range.ppf(1 - alpha, methods, np.inf)) / math.sqrt(2)
     return q * math.sqrt(methods * (methods + 1) / (6 * cells))
 
 
