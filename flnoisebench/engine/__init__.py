@@ -8,6 +8,7 @@ one client at a time uses (its network copies and its counts).  Methods see neit
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 from collections import OrderedDict
@@ -24,7 +25,7 @@ from flnoisebench.api import Batch, Fit, Method, Optimiser, Protocol
 from flnoisebench.engine import losses, training
 from flnoisebench.engine import steps as engine_steps
 from flnoisebench.engine.batches import Feed, cut
-from flnoisebench.engine.flat import FlatNetwork
+from flnoisebench.engine.flat import FlatNetwork, modules_of
 from flnoisebench.engine.images import DeviceImages, Look
 from flnoisebench.imagefiles import copied_to
 from flnoisebench.models import Encoder, build_encoder
@@ -101,11 +102,12 @@ class Engine:
         self.given = given.to(self.device)
         self.positions = [torch.as_tensor(np.array(rows), dtype=torch.int64).to(self.device) for rows in positions]
         self.clients = len(self.positions)
+        self.own = [self.images(rows) for rows in self.positions]  # each client's
         self.largest = max(rows.numel() for rows in self.positions)
         self.capture = capture and self.device.type == "cuda"
         # the tensors of a step stay where they are on a GPU, recorded or not; a test may ask for it on a CPU
         self.static = self.device.type == "cuda"
-        self.shape: tuple[int, int, int] = tuple(self.images(self.positions[0]).shape)  # type: ignore[assignment]
+        self.shape: tuple[int, int, int] = tuple(self.own[0].shape)  # type: ignore[assignment]
         self.public = None
         if public is not None:
             store = public.to(self.device)
@@ -261,10 +263,13 @@ class Lane:
         own: set[int] = set()
         for network in self._networks.values():
             own |= network._flat.storages  # type: ignore[arg-type, union-attr]
-        for path, leaf in trees.leaves(tree):
-            if isinstance(leaf, torch.Tensor) and leaf.numel() and leaf.untyped_storage().data_ptr() in own:
-                return path
-        return None
+
+        def lies_there(leaf: Any) -> bool:
+            return isinstance(leaf, torch.Tensor) and leaf.untyped_storage().data_ptr() in own and leaf.numel() > 0
+
+        if not any(map(lies_there, trees.values(tree))):  # as after nearly every turn
+            return None
+        return next(path for path, leaf in trees.leaves(tree) if lies_there(leaf))
 
     def _counting(self, parameters: list[torch.nn.Parameter]) -> Callable[[torch.nn.Module, Any], None]:
         """A hook that counts the images that pass an encoder with these parameters."""
@@ -380,7 +385,7 @@ class _Side(api.Side):
 
     def _subset(self, images: DeviceImages, subset: torch.Tensor | None, what: str) -> torch.Tensor:
         if subset is None:
-            return torch.arange(images.size)
+            return images.everything
         if subset.dtype != torch.int64 or subset.dim() != 1:
             raise ValueError(f"{what}: subset must be int64 positions [k], not {subset.dtype} {list(subset.shape)}")
         if subset.numel() and not (int(subset.min()) >= 0 and int(subset.max()) < images.size):
@@ -439,7 +444,9 @@ class _Side(api.Side):
         meter = lane.meter
         passes = -(-steps // len(sizes)) if sizes else self.protocol.local_epochs if epochs is None else epochs
         meter.images["skipped"] += passes * (positions.numel() - feed.used)
-        modes = [(module, module.training) for module in network.modules() if not module.training]
+        in_eval = [module for module in modules_of(network) if not module.training]
+        for module in in_eval:  # fit trains in training mode, whatever it was handed
+            module.training = True
         with meter.time("fit", device):
             call = engine_steps.Call(
                 feed=feed,
@@ -454,9 +461,9 @@ class _Side(api.Side):
                 precision=self.protocol.precision,
             )
             result = training.fit(network, loss, lane=lane, call=call, steps=steps)
-        for module, mode in modes:  # fit itself trains in training mode, whatever it was handed
-            module.training = mode
-        if not np.isfinite(result.loss):
+        for module in in_eval:
+            module.training = False
+        if not math.isfinite(result.loss):
             raise FloatingPointError(
                 f"the loss {loss.__qualname__} became {result.loss} within {steps} steps; a smaller learning rate or "
                 "another precision may help"
@@ -513,7 +520,7 @@ def _epoch_streams(names: tuple[streams.Name, ...]) -> Callable[[int, str], torc
 class ClientSide(_Side, api.Client):
     def __init__(self, lane: Lane, id: int, state: Tree, round: int, exchange: int, role: str) -> None:
         rows = lane.engine.positions[id]
-        images = lane.engine.images(rows)
+        images = lane.engine.own[id]
         super().__init__(lane, images, (role, id, round, exchange), round, exchange)
         self.id = id
         self.state = state

@@ -7,6 +7,7 @@ into the vectors and are only ever copied into, never rebound.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +35,7 @@ class FlatNetwork:
     def __init__(self, network: torch.nn.Module) -> None:
         self.network = network
         # walking a ResNet-18's modules costs a quarter of a millisecond each time; they never change
-        self._modules = list(network.modules())
+        self.modules = list(network.modules())
         self._parameters = list(network.parameters())
         self.vectors: dict[str, torch.Tensor] = {}
         self._slots: dict[str, _Slot] = {}
@@ -100,7 +101,7 @@ class FlatNetwork:
 
     def hand_out(self, *, frozen: bool) -> None:
         """In training mode with gradients at zero, or in eval mode without gradients, whatever it was left in."""
-        if any(module.training is frozen for module in self._modules):
+        if any(module.training is frozen for module in self.modules):
             self.network.train(not frozen)
         if any(parameter.requires_grad is frozen for parameter in self._parameters):
             self.network.requires_grad_(not frozen)
@@ -120,6 +121,12 @@ class FlatNetwork:
         """A state dict of its own, as views into copies of the vectors."""
         copies = {vector: values.clone() for vector, values in self.vectors.items()}
         return {name: slot.of(copies[slot.vector]) for name, slot in self._slots.items()}
+
+
+def modules_of(network: torch.nn.Module) -> Sequence[torch.nn.Module]:
+    """All modules of a network; those that a flat one remembers."""
+    flat = getattr(network, "_flat", None)
+    return flat.modules if isinstance(flat, FlatNetwork) else list(network.modules())
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

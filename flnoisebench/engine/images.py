@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -64,6 +64,11 @@ class DeviceImages(api.Images):
 
     def __reduce__(self) -> str:
         raise TypeError("images stay where they are; send positions instead")
+
+    @cached_property
+    def everything(self) -> torch.Tensor:
+        """int64 [n] on the CPU: all positions of the handle, to be read and never handed out."""
+        return torch.arange(self.size)
 
     def plain(self, index: torch.Tensor) -> torch.Tensor:
         """Normalised float32 [B, C, H, W] of the images at these positions of the handle."""

@@ -28,8 +28,6 @@ def fit(network: torch.nn.Module, loss: api.Loss, *, lane: Lane, call: Call, ste
     """The training loop behind ``Side.fit``."""
     if not steps:
         return Fit(0.0, call.carry, {name: value.clone() for name, value in call.sample.items()}, 0)
-    for module in network.modules():
-        module.training = True
     with lane.at_work():
         session = lane.session(network, loss, call)
         seen = 0
