@@ -605,7 +605,8 @@ def test_agreement_by_hand():
     elsewhere = {"environment": {"device": "a GPU"}, "digest": "0" * 64}
     near = agreement(stated, again(67.0, 77.0, **elsewhere), row)  # 72: 7 away
     assert (near.again, near.within, near.agrees) == (72, True, True)
-    assert "other hardware or libraries" in near.repeats[0].but
+    stated_device = stated[0].environment["device"]
+    assert f"other hardware or libraries (device {stated_device}, here a GPU)" in near.repeats[0].but  # no more
     far = agreement(stated, again(68.0, 77.0, **elsewhere), row)  # 72.5: 7.5 away
     assert (far.within, far.agrees) == (False, False)
     broken = agreement(stated, again(60.0, 70.0, digest="0" * 64), row)

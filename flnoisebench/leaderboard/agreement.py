@@ -80,7 +80,12 @@ def _repeat(stated: Entry, again: Entry) -> Repeat:
     if records.other_digests(stated.digests, again.digests):
         reasons.append("data, partition or labels differ")
     if stated.arithmetic != again.arithmetic:
-        reasons.append(f"other hardware or libraries ({_said(stated)}; here {_said(again)})")
+        apart = [
+            f"{name} {value or 'unknown'}, here {again.arithmetic[name] or 'unknown'}"
+            for name, value in stated.arithmetic.items()
+            if value != again.arithmetic[name]
+        ]
+        reasons.append(f"other hardware or libraries ({'; '.join(apart)})")
     if stated.code != again.code:
         reasons.append(f"other code ({stated.code[0][:12]}; here {again.code[0][:12]})")
     elif "+changes" in stated.code[0]:
@@ -95,7 +100,3 @@ def _repeat(stated: Entry, again: Entry) -> Repeat:
         "equal" if stated.digest == again.digest else "differ",
         ", ".join(reasons),
     )
-
-
-def _said(entry: Entry) -> str:
-    return ", ".join(part for part in entry.arithmetic if part)

@@ -69,7 +69,7 @@ def hardware(environment: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _all(environments: Iterable[Mapping[str, Any]], name: str) -> str:
-    return "; ".join(dict.fromkeys(str(said.get(name, "")) for said in environments))
+    return "; ".join(dict.fromkeys(str(said.get(name) or "") for said in environments))
 
 
 class Entry(Config):
@@ -123,12 +123,12 @@ class Entry(Config):
         return tuple(hardware(self.environment).values())
 
     @property
-    def arithmetic(self) -> tuple[str, ...]:
-        """What has to be equal for bits to be equal, apart from the code: machine and libraries, as text."""
+    def arithmetic(self) -> dict[str, str]:
+        """What has to be equal for bits to be equal, apart from the code: machine and libraries, by name, as text."""
         said = sessions(self.environment)
-        names = ("device", "processor", "system", "cuda", "cudnn")
         libraries = [one["packages"] for one in said]
-        return (*(_all(said, name) for name in names), *(_all(libraries, name) for name in PACKAGES[:2]))
+        machine = {name: _all(said, name) for name in ("device", "processor", "system", "cuda", "cudnn")}
+        return machine | {name: _all(libraries, name) for name in PACKAGES[:2]}
 
     @property
     def code(self) -> tuple[str, str]:
