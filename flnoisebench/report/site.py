@@ -141,14 +141,20 @@ class Group:
     levels: tuple[str, ...]
 
 
+FIRM = 3  # runs of a row that says something, as CONTRIBUTING asks for
+
+
 def as_shown(rows: Iterable[Row]) -> list[Row]:
     """Scenario by scenario and budget by budget the highest accuracy first, bounds and what was measured for choosing
-    behind: a reader looks for the best, and not for a name."""
+    behind: a reader looks for the best, and not for a name.  Scenarios without a row of three runs come last."""
+    rows = list(rows)
+    firm = {row.arena for row in rows if row.n >= FIRM}
     return sorted(
         rows,
         key=lambda row: (
-            row.dataset, row.evaluate_on != "test", row.noise, row.rho or 0.0, row.tau or 0.0, row.scenario, row.track,
-            row.protocol, row.rounds, row.evaluate_on, bool(row.oracle), -(row.accuracy_mean or 0.0),
+            row.arena not in firm, row.dataset, row.evaluate_on != "test", row.noise, row.rho or 0.0, row.tau or 0.0,
+            row.scenario, row.track, row.protocol, row.rounds, row.evaluate_on, bool(row.oracle),
+            -(row.accuracy_mean or 0.0),
         ),
     )  # fmt: skip
 
