@@ -11,7 +11,7 @@ import pytest
 from command_line import done, only_run, refused, rows, snapshot
 
 import flnoisebench
-from flnoisebench import grid, runs
+from flnoisebench import grid, registry, runs
 from flnoisebench.cli.run import run
 from flnoisebench.settings import OPTIONS, from_options, resolve
 
@@ -194,6 +194,15 @@ def test_a_dry_run_says_what_is_done_and_what_the_rest_costs_and_writes_nothing(
     assert said[2].startswith("new\tunknown\t")
     assert "3.0 s of one run at a time, and 2 runs of unknown cost" in said[-1]
     assert snapshot(out) == before
+
+
+def test_the_example_for_images_of_ones_own_adds_no_noise_and_needs_no_truth():
+    found = grid.load(EXAMPLES / "own.toml", device="cpu")
+    assert len(found) == 6 * 3
+    assert {one.scenario.noise_name for one in found} == {"given"}
+    assert {one.scenario.partition.law for one in found} == {"natural"}
+    assert {(one.scenario.holdout, one.evaluate_on) for one in found} == {(0.2, "noisy-validation")}
+    assert not any(registry.load_method(one.method).card.told for one in found)
 
 
 def test_the_example_of_a_grid_is_what_its_comments_say():
