@@ -665,6 +665,13 @@ def test_list_noise_and_partitions_details_name_every_field_with_its_reason():
             assert re.search(rf"^    {field} = .*{re.escape(info.description)}$", text, re.MULTILINE), field
 
 
+def test_list_partitions_says_what_each_law_does_and_reads():
+    said = dict(line.split("\t") for line in done("list", "partitions").splitlines())
+    assert said["natural"] == "the clients that the data set names itself"
+    assert said["bernoulli-dirichlet"].endswith("; reads p, alpha")
+    assert all(len(about) > 20 for about in said.values())
+
+
 def test_list_protocols_details_states_the_budget():
     text = done("list", "protocols", "--details")
     for name in protocols.names():

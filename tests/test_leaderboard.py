@@ -244,6 +244,7 @@ def test_a_leaderboard_is_built_verified_and_printed_from_runs(runs, built):
     assert said["rows"] == "2"
     verdict = call("leaderboard", "verify", built, "--runs", runs)
     assert verdict.exit_code == 0
+    assert "line 2, column flags: wrong-protocol (FedAvg)" in verdict.stdout
     assert "0 errors, 2 doubts" in verdict.stdout  # two rounds are not the data set's protocol
     result = records.load_result(next(runs.rglob("fedavg/*/draw1-seed0")))
     row = next(row for row in board.read(built)[0] if row.method == "fedavg")

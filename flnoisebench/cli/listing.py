@@ -12,7 +12,7 @@ from flnoisebench import models, protocols, registry, runs
 from flnoisebench.api import Config
 from flnoisebench.cli import console
 from flnoisebench.cli.console import percent
-from flnoisebench.scenario import NOISE_PRESETS, PARTITION_READS, Noise, Partition
+from flnoisebench.scenario import NOISE_PRESETS, PARTITION_LAWS, PARTITION_READS, Noise, Partition
 from flnoisebench.settings import presets_of
 
 app = typer.Typer(no_args_is_help=True, help="List what can be named on the command line.")
@@ -74,7 +74,7 @@ def datasets(details: Details = False) -> None:
             line(name)
             continue
         data = registry.load_dataset(name)
-        classes = f"{len(data.classes)} classes" if data.classes else "classes from its folders"
+        classes = f"{len(data.classes)} classes" if data.classes else "classes as its files or settings say"
         line(name, f"{data.title}, {classes}, protocol {data.protocol}")
         line("  source", data.source)
 
@@ -114,7 +114,8 @@ def noise(details: Details = False) -> None:
 def partitions(details: Details = False) -> None:
     """Partition laws: what `--partition` takes; --details adds their parameters."""
     for name in typing.get_args(Partition.model_fields["law"].annotation):
-        line(name, ", ".join(PARTITION_READS[name]) or "-")
+        reads = ", ".join(PARTITION_READS[name])
+        line(name, PARTITION_LAWS[name] + (f"; reads {reads}" if reads else ""))
     if details:
         line("fields", "of the partition spec")
         settings_of(Partition)

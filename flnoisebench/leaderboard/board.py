@@ -210,7 +210,9 @@ def verify(leaderboards: Path, runs: Sequence[Path] = ()) -> list[Problem]:
             continue
         lines, unreadable = _parse(path)
         problems += unreadable or _recomputed(path, lines, wanted.get(dataset, []))
-        problems += [Problem("doubt", path, line, "flags", row.flags) for line, row in lines if row.flags]
+        problems += [
+            Problem("doubt", path, line, "flags", f"{row.flags} ({row.name})") for line, row in lines if row.flags
+        ]
     if runs:
         problems += _against_runs(entries, runs, leaderboards)
     return problems

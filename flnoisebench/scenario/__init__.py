@@ -30,11 +30,11 @@ from flnoisebench.scenario.noise import (
     noise_name,
     parts,
 )
-from flnoisebench.scenario.partition import PARTITION_READS, Partition, pinned, split
+from flnoisebench.scenario.partition import PARTITION_LAWS, PARTITION_READS, Partition, pinned, split
 
 __all__ = [
-    "CLASS_MAPS", "NOISE_PRESETS", "PARTITION_READS", "PRESET_PARTITIONS", "Manifest", "Noise", "Partition",
-    "Scenario", "ScenarioSpec", "Sources", "Truth", "build", "check", "corrupt", "diff", "digest", "encoded",
+    "CLASS_MAPS", "NOISE_PRESETS", "PARTITION_LAWS", "PARTITION_READS", "PRESET_PARTITIONS", "Manifest", "Noise",
+    "Partition", "Scenario", "ScenarioSpec", "Sources", "Truth", "build", "check", "corrupt", "diff", "digest", "encoded",
     "incomparable", "load", "mean_rate", "noise_from", "noise_from_file", "noise_name", "parts", "pinned",
     "read_split", "realised_pairs", "remarks", "reordered", "save", "settled_facts", "split", "summary",
 ]  # fmt: skip

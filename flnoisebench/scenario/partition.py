@@ -82,6 +82,17 @@ PARTITION_READS: dict[str, tuple[str, ...]] = {
     "classes": ("per_client",), "quantity": ("alpha",), "manifest": ("file", "file_sha256"), "natural": (),
 }  # fmt: skip
 
+PARTITION_LAWS: dict[str, str] = {  # in a line each; the whole law is in Partition's docstring
+    "iid": "at random, all clients of one size",
+    "dirichlet": "each class is shared among all clients by shares ~ Dir(alpha)",
+    "bernoulli-dirichlet": "a client may hold a class with probability p; its holders share it by shares ~ Dir(alpha)",
+    "shards": "pieces of the samples sorted by class (McMahan et al., AISTATS 2017)",
+    "classes": "so many classes a client, shared evenly among their holders (Li et al., ICDE 2022)",
+    "quantity": "sizes ~ Dir(alpha), samples at random (Li et al., ICDE 2022)",
+    "manifest": "a file's split, exactly: a manifest of ours, or CSV lines index,client",
+    "natural": "the clients that the data set names itself",
+}
+
 
 def parameters(spec: Partition) -> dict[str, Any]:
     """The parameters that the law reads, ``min_size`` apart, which every law heeds: {name: value}."""
