@@ -48,7 +48,7 @@ def settings_of(kind: type[Config], indent: str = "    ") -> None:
 @app.command()
 @console.guarded
 def methods(details: Details = False) -> None:
-    """Methods: what `--method` takes."""
+    """Methods: what `--method` takes; --details says what each is, needs, is told and can be set to."""
     for name in registry.names(registry.METHODS):
         if not details:
             line(name)
