@@ -254,7 +254,7 @@ def test_guarantee_1_a_worker_that_is_killed_stops_the_run_with_advice_and_it_re
             child.kill()
 
     run = tiny_run(fixtures.Averaging, tmp_path, executor="processes", lanes=1)
-    with pytest.raises(ChildProcessError, match="a worker process .* was killed.*The same command resumes"):
+    with pytest.raises(ChildProcessError, match=r"a worker process .* was killed.*The same command resumes"):
         run.execute(kill)
     assert not (run.folder / "result.json").exists()
     tiny_run(fixtures.Averaging, tmp_path).execute()
