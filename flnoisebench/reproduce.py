@@ -22,6 +22,7 @@ from flnoisebench import papers, protocols, published, records, registry, runtim
 from flnoisebench.executors import ClientError
 from flnoisebench.leaderboard import REFERENCE
 from flnoisebench.leaderboard.comparison import paired
+from flnoisebench.leaderboard.entries import hardware
 from flnoisebench.records import RoundRecord, RunResult
 from flnoisebench.report import figures, tolerance
 from flnoisebench.scenario import pictures
@@ -269,14 +270,9 @@ def roughness(run: Done) -> float | None:
     return statistics.fmean(steps) if steps else None
 
 
-def _hardware(run: Done) -> tuple[Any, ...]:
-    said = run.result.environment
-    return tuple(said.get(name) for name in ("device", "devices", "processor", "executor", "lanes"))
-
-
 def time_ratio(run: Done, reference: Done | None) -> float | None:
     """Wall time relative to the reference; None where they ran on different hardware."""
-    if reference is None or _hardware(run) != _hardware(reference):
+    if reference is None or hardware(run.result.environment) != hardware(reference.result.environment):
         return None
     return run.result.seconds["round"] / reference.result.seconds["round"]
 

@@ -130,7 +130,7 @@ def nbytes(tree: Tree) -> int:
     Keys and shapes are known to both sides beforehand and cost nothing, nor does None.
     """
     total = 0
-    for leaf in values(tree):
+    for _, leaf in leaves(tree):
         if isinstance(leaf, torch.Tensor):
             total += leaf.numel() * leaf.element_size()
         elif isinstance(leaf, str):

@@ -32,6 +32,7 @@ Departures, and why:
 
 * Published, the distillation moves nothing: its optimiser holds one model's parameters and its loss goes through
   another.  Here it moves the averaged model.  Adam at the code's .01 to .05 would wreck a ResNet, so it is 1e-4.
+* Adam begins anew in every round; in the code one Adam, which moves nothing, lives as long as the run.
 * Published, a flagged client is one model in both roles, trained on pseudo-labels and then on the given ones.
 * Published, the mask multiplies the batch's mean loss, which trains on the unconfident samples too.
 * Published, pseudo-labels come from the model in training (``labeller=own``); the abstract says the global model.
@@ -235,6 +236,7 @@ class FedNed(Method):
             "unconfident pseudo-labels are masked one by one, where the code scales the batch's mean",
             "pseudo-labels come from the received global model, as the abstract says, not from the model in training",
             "Adam's step is 1e-4 and its decay 0: the code's .01 to .05 were never applied to a model",
+            "Adam's moments begin anew in every round, where the code's last as long as the run",
             "|score| is at least .1 in a reciprocal target, which is not divided by T",
             "the threshold is 1.2 times the mean share, the code's .12 at its 10 participants",
             "BatchNorm has its running statistics in scoring and distillation",

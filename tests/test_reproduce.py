@@ -241,6 +241,8 @@ def test_measures_by_hand():
     here, there = made([], device="cpu", lanes=1), made([], device="cpu", lanes=4)
     assert reproduce.time_ratio(here, here) == 1.0
     assert reproduce.time_ratio(here, there) is None  # other hardware
+    moved = made([], device="cpu", lanes=1, earlier=[{"device": "cpu", "lanes": 4}])
+    assert reproduce.time_ratio(moved, here) is None  # begun on other hardware
     assert reproduce.time_ratio(here, None) is None
 
 

@@ -311,7 +311,9 @@ def equal_budget(rows: Iterable[Row], entries: Sequence[Entry], measure: Measure
                 continue
             machine = max(sorted(machines), key=lambda one: len(machines[one]))
             runs = {row: [entry for entry in own if entry.hardware == machine] for row, own in runs.items()}
-            hardware = " ".join(part for part in machine if part)
+            device, devices, processor, executor, lanes = machine
+            several = f"{devices} devices" if devices not in ("", "1") else ""
+            hardware = ", ".join(filter(None, (device, several, processor, executor, lanes and f"lanes {lanes}")))
         left_out = tuple(names[row] for row, own in runs.items() if not own)
         runs = {row: own for row, own in runs.items() if own}
         if len(runs) < 2:
