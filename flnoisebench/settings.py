@@ -300,14 +300,13 @@ def from_options(options: Mapping[str, Any], *, device: str) -> Settings:
 def scenario_changes(said: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """(changes of the noise, changes of the partition), of ``run``'s options.  Raises ValueError where two of them
     contradict each other."""
-    changes: dict[str, dict[str, Any]] = {"noise_set": {}, "partition_set": {}, "set": {}}
-    for name, (table, entry) in ALSO.items():
-        if said.get(name) is not None:
-            changes[table][entry] = said[name]
     require_agreement(said)
-    for table in ("noise_set", "partition_set"):
-        changes[table] |= dict(map(parse_assignment, said.get(table) or ()))
-    return changes["noise_set"], changes["partition_set"]
+
+    def changes(table: str) -> dict[str, Any]:
+        flags = {entry: said[name] for name, (of, entry) in ALSO.items() if of == table and said.get(name) is not None}
+        return {**flags, **dict(map(parse_assignment, said.get(table) or ()))}
+
+    return changes("noise_set"), changes("partition_set")
 
 
 def _entries(options: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, Any]]:

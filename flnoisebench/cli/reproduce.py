@@ -129,8 +129,7 @@ def _dry_run(chosen: dict[str, Entry], plans: dict[str, list[Wanted]], out: Path
         line(name, f"{len(folders)} runs, {len(over)} of them over, {len(folders - over - seen)} to run")
         seen |= folders
         if over:
-            entry = next(one for one in chosen.values() if one.name == name)
-            _print(entry, reproduce.compared(entry, runs, out), None)
+            _print(chosen[name], reproduce.compared(chosen[name], runs, out), None)
 
 
 def _drawn(entry: Entry, runs: Sequence[Wanted], out: Path, figure: Path | None, root: Path) -> Path | None:
