@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import threading
-import time
 
 import pytest
 import torch
@@ -103,21 +102,25 @@ def test_equal_states_of_two_clients_are_one_object_and_survive_as_two(folder):
 
 
 def test_saving_happens_behind_the_callers_back_and_waits_for_the_one_before(folder, monkeypatch):
-    real = checkpoint.replace
+    real, head, gates = checkpoint.replace, folder / "checkpoint" / "head.json", [threading.Event(), threading.Event()]
 
-    def slowly(path, data):
+    def committed():
+        return json.loads(head.read_text())["counters"]["round"] if head.exists() else None
+
+    def held_back(path, data):
         assert threading.current_thread().name == "checkpoint"
-        time.sleep(0.05)
+        assert gates[0 if committed() is None else 1].wait(60)
         real(path, data)
 
-    monkeypatch.setattr(checkpoint, "replace", slowly)
+    monkeypatch.setattr(checkpoint, "replace", held_back)
     held = Checkpoint(folder)
     held.load()
-    start = time.perf_counter()
     held.save(commit(0))
-    assert time.perf_counter() - start < 0.05
-    held.save(commit(1))  # one commit behind at most
-    assert json.loads((folder / "checkpoint" / "head.json").read_text())["counters"]["round"] == 0
+    assert committed() is None
+    threading.Timer(0.05, gates[0].set).start()
+    held.save(commit(1))
+    assert committed() == 0  # one commit behind at most
+    gates[1].set()
     held.close()
     assert loaded(folder).counters["round"] == 1
 

@@ -4,7 +4,9 @@ import dataclasses
 import os
 import re
 import time
+import timeit
 import tracemalloc
+from functools import partial
 
 import numpy as np
 import pytest
@@ -130,7 +132,7 @@ def test_a_partition_gives_every_sample_one_owner_or_raises_with_advice_in_bound
 ):
     labels = np.random.default_rng(seed).integers(0, classes, n)
     spec = Partition(law=law, p=p, alpha=alpha, shards=per_client, per_client=per_client)
-    start = time.monotonic()
+    start = time.thread_time()
     try:
         owner = split(spec, labels, classes, clients, ("test", seed))
     except ValueError as error:
@@ -146,7 +148,7 @@ def test_a_partition_gives_every_sample_one_owner_or_raises_with_advice_in_bound
         if law == "iid":
             assert sizes.max() - sizes.min() <= 1
         assert np.array_equal(owner, split(spec, labels, classes, clients, ("test", seed)))
-    assert time.monotonic() - start < 20  # two partitions
+    assert time.thread_time() - start < 20  # two partitions
 
 
 @quick
@@ -170,10 +172,10 @@ def test_iid_loses_no_sample_when_clients_do_not_divide_them(clients):
 def test_a_hundred_thousand_labels_go_to_500_clients_in_half_a_second_and_100_mib(law):
     # A tenth of what benchmarks/scenario.py measures: a million labels in 5 s and 1 GiB.
     labels = np.random.default_rng(0).integers(0, 100, 100_000)
+    cut = partial(split, Partition(law=law), labels, 100, 500, STREAM)
+    assert min(timeit.repeat(cut, timer=time.thread_time, number=1, repeat=3)) < 0.5
     tracemalloc.start()
-    start = time.process_time()
-    owner = split(Partition(law=law), labels, 100, 500, STREAM)
-    assert time.process_time() - start < 1.0  # tracing doubles it
+    owner = cut()
     assert tracemalloc.get_traced_memory()[1] < 100 * 2**20
     tracemalloc.stop()
     assert np.bincount(owner, minlength=500).sum() == 100_000
@@ -230,10 +232,10 @@ def test_more_clients_than_samples_is_an_error_with_numbers():
 
 
 def test_a_minimum_that_is_never_met_is_an_error_with_numbers():
-    start = time.monotonic()
+    start = time.thread_time()
     with pytest.raises(ValueError, match=r"smallest client had at most \d+ samples, and min_size=480.*raise alpha"):
         split(Partition(law="dirichlet", alpha=0.1, min_size=480), CIFAR, 10, 100, STREAM)
-    assert time.monotonic() - start < 10
+    assert time.thread_time() - start < 10
 
 
 def holdings(spec: Partition, labels=CIFAR, classes=10, clients=20) -> np.ndarray:
