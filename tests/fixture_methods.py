@@ -432,7 +432,7 @@ class Meeting(Averaging):
 
 def meeting(network, batch):
     if not batch.step:
-        MEETING.wait(timeout=20)
+        MEETING.wait(timeout=60)
     return F.cross_entropy(network(batch.x), batch.y)
 
 

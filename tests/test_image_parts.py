@@ -65,7 +65,7 @@ def test_reading_is_one_part_ahead_and_no_more(monkeypatch):
     monkeypatch.setattr(images, "_read", lambda rows: asked.append(rows.tolist()) or real(rows))
     parts = images.parts(torch.arange(6), [slice(0, 2), slice(2, 4), slice(4, 6)])
     next(parts)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while len(asked) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.05)  # long enough for a third, were it asked for

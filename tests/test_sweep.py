@@ -516,7 +516,7 @@ def test_ctrl_c_and_sigterm_stop_cleanly_and_say_how_to_continue(tmp_path, sent,
         started = time.monotonic()
         os.killpg(client.pid, sent)
         assert client.wait(PATIENCE) == code
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 30  # when Slurm kills (KillWait)
     text = log.read_text()
     assert f"{word}; 0 of 3 runs are over, and the same command continues" in text
     assert "Traceback" not in text
