@@ -46,12 +46,12 @@ from flnoisebench import records, registry, runtime, scenario
 from flnoisebench.api import MissingData
 from flnoisebench.checkpoint import Busy, Checkpoint
 from flnoisebench.records import RoundRecord
+from flnoisebench.runs import FAILURE
 from flnoisebench.settings import Settings
 
 DEATHS = 5  # workers that may die under a run, without end as long as it gets a round further in between
 RETRIES = 2  # of a task that Dask could not start or send
 PROBE = ".sweep-probe"  # in the results' folder: how workers know that theirs is ours
-FAILURE = "failure.txt"
 TICK = 0.5  # seconds between two looks at the clock and the scheduler
 EVERY = 0.5  # seconds between two messages of one run's progress
 LONGEST_WAIT = 60.0  # seconds between two looks at a run that another process has
