@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 from typing import Any, Literal
 
@@ -106,7 +107,7 @@ def _state(parts: tuple[Part, ...], missing: int) -> tuple[State, str]:
     if missing:
         return "undetermined", f"{missing} of {len(parts)} parts have no run"
     if single := sum(part.low is None for part in parts):
-        return "undetermined", f"{single} of {len(parts)} parts have one draw, and so no interval"
+        return "undetermined", f"{single} of {len(parts)} parts have one draw or no spread, and so no interval"
     if all(part.shown for part in parts):
         return "holds", ""
     unclear = [part for part in parts if not part.shown]
@@ -136,14 +137,20 @@ def _leads(claim: Mapping[str, Any], entry: reproduce.Entry, values: Cells) -> F
 
 
 def _flat(claim: Mapping[str, Any], entry: reproduce.Entry, values: Cells) -> Found:
-    """What is left of ``within`` by the gap between a line's best and worst level, by draws that have all levels."""
-    levels = [values.get((claim["line"], level), {}) for level in entry.levels]
-    whole = sorted(set.intersection(*map(set, levels))) if levels else []
-    left = {
-        draw: claim["within"] - (max(level[draw] for level in levels) - min(level[draw] for level in levels))
-        for draw in whole
-    }
-    return [(f"{entry.name}: {claim['within']:g} points minus the gap between best and worst level", left)]
+    """What is left of ``within`` by a line's lead at one level over another, for each two levels in either order, by
+    draws that have both.
+
+    Not by the gap between best and worst level of a draw: chance alone opens that one (six equal levels whose runs
+    spread by .5 points are 1.3 points apart on average).
+    """
+    return [
+        (
+            f"{entry.name}: {claim['within']:g} points minus the lead of {high} over {low}",
+            {draw: claim["within"] - (better[draw] - worse[draw]) for draw in sorted(set(better) & set(worse))},
+        )
+        for high, low in permutations(entry.levels, 2)
+        for better, worse in [(values.get((claim["line"], high), {}), values.get((claim["line"], low), {}))]
+    ]
 
 
 def _below(claim: Mapping[str, Any], entry: reproduce.Entry, values: Cells) -> Found:

@@ -466,6 +466,11 @@ def notes(entry: Entry, lines: Sequence[Line]) -> list[str]:
         )
     if entry.show == "runtime":
         found.append("minutes are of this machine, the paper's of an RTX A6000; the ratios are what can be compared")
+    if any(line.beside()["low"] is not None for line in lines):
+        found.append(
+            "each interval is of our mean over draws alone: the published number counts as exact in it, though its own "
+            "draw might have been another, and one line in twenty misses by chance"
+        )
     if entry.show.startswith("toy"):
         found.append(
             "the paper calls the boundary of a large eps2 almost circular, and it is a hyperbola for every eps2"

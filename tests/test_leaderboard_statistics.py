@@ -6,6 +6,7 @@ import json
 import math
 
 import pytest
+import scipy
 from command_line import call, done, refused
 from leaderboard_entries import entry, saved
 
@@ -28,8 +29,23 @@ def test_a_paired_interval_by_hand():
 def test_fewer_than_two_shared_draws_have_no_interval():
     assert paired({0: 3.0}, {0: 1.0}) == {"draws": (0,), "mean": 2.0, "low": None, "high": None, "p": None}
     assert paired({0: 3.0}, {1: 1.0})["mean"] is None
-    assert paired({0: 3.0, 1: 3.0}, {0: 3.0, 1: 3.0})["p"] == 1
-    assert paired({0: 3.0, 1: 4.0}, {0: 1.0, 1: 2.0})["p"] == 0
+
+
+def test_the_same_difference_in_every_draw_proves_nothing():
+    none = {"low": None, "high": None}
+    equal, ahead = {0: 91.3, 1: 92.1}, {0: 91.4, 1: 92.2}
+    assert paired(equal, equal) == {"draws": (0, 1), "mean": 0, **none, "p": 1.0}
+    # 91.4 - 91.3 and 92.2 - 92.1 are not the same to the last bit, which is no spread either
+    assert paired(ahead, equal) == {"draws": (0, 1), "mean": pytest.approx(0.1), **none, "p": None}
+    assert paired({0: 3.0, 1: 4.0}, {0: 1.0, 1: 2.0}) == {"draws": (0, 1), "mean": 2, **none, "p": None}
+
+
+def test_a_paired_test_is_scipys():
+    a, b = {0: 91.2, 3: 90.1, 4: 95.0, 7: 92.2}, {0: 90.0, 3: 91.0, 4: 92.5, 7: 92.1, 9: 1.0}
+    theirs = scipy.stats.ttest_rel([*a.values()], [*b.values()][:4])
+    interval = theirs.confidence_interval(0.9)
+    found = paired(a, b, 0.9)
+    assert (found["low"], found["high"], found["p"]) == pytest.approx((interval.low, interval.high, theirs.pvalue))
 
 
 def test_holms_correction_by_hand():
@@ -48,15 +64,15 @@ def cell(values, *, rho=0.6, draws=(0, 1), **settings):
 
 
 def test_differences_pair_draws_average_seeds_and_are_corrected_together():
-    runs = cell({"fedavg": (50, 60), "fedcova": (52, 64), "fedavg-relabel": (51, 62)})
+    runs = cell({"fedavg": (50, 60), "fedcova": (52, 63), "fedavg-relabel": (51, 62)})
     runs += [entry((56.0,), method="fedcova", draw=0, seed=1, noise_changes={"rho": 0.6})]
     runs += [entry((99.0,), oracle="clean-samples", draw=draw, noise_changes={"rho": 0.6}) for draw in (0, 1)]
     relabel, cova = comparison.differences(rows_of(runs), runs)
     assert (cova.method, cova.against) == ("Fedcova", "Fedavg")
-    assert cova.mean == 4  # draw 0: (52 + 56) / 2 - 50; draw 1: 4
+    assert cova.mean == 3.5  # draw 0: (52 + 56) / 2 - 50; draw 1: 3
     assert relabel.mean == 1.5
-    assert relabel.p_holm == relabel.p  # 1 x the larger
-    assert cova.p_holm == min(1, 2 * cova.p) == 0
+    assert cova.p < relabel.p == relabel.p_holm  # 1 x the larger
+    assert cova.p_holm == 2 * cova.p
     with pytest.raises(ValueError, match="Did you mean fedcova"):
         comparison.differences(rows_of(runs), runs, against="fedcov")
 

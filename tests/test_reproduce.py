@@ -291,7 +291,7 @@ def test_a_lead_fails_where_a_rival_is_surely_ahead_at_the_corrected_level(monke
 
 def test_a_lead_is_undetermined_with_one_draw_with_a_missing_run_and_with_an_interval_over_0(monkeypatch):
     one = judged(monkeypatch, {("ours", "a"): draws(80.0), ("x", "a"): draws(10.0)}, judge="leads")
-    assert (one.state, one.why) == ("undetermined", "1 of 1 parts have one draw, and so no interval")
+    assert (one.state, one.why) == ("undetermined", "1 of 1 parts have one draw or no spread, and so no interval")
     ours = draws(80.0, 82.0, 84.0)
     some = judged(monkeypatch, {("ours", "a"): ours, ("x", "a"): draws(1.0, 2.0, 4.0), ("y", "a"): {}}, judge="leads")
     assert (some.state, some.why, some.missing) == ("undetermined", "1 of 2 parts have no run", 1)
@@ -313,7 +313,26 @@ def test_flat_asks_the_gap_between_levels_to_stay_within_the_margin(monkeypatch)
     assert verdict(draws(87.6, 87.9, 87.7)).state == "holds"
     assert verdict(draws(80.0, 80.3, 80.2)).state == "fails"
     assert verdict(draws(86.9, 87.3, 87.1)).state == "undetermined"
-    assert verdict({}).why == "1 of 1 parts have no run"
+    assert verdict({}).why == "2 of 2 parts have no run"
+
+
+def test_levels_that_chance_alone_sets_apart_are_not_called_uneven(monkeypatch):
+    # three levels of one mean; in each draw the best is 1.9 to 2.1 points over the worst, each time another one
+    cells = {
+        ("ours", "a"): draws(88.0, 87.0, 86.0), ("ours", "b"): draws(86.9, 86.1, 88.0),
+        ("ours", "c"): draws(86.1, 88.0, 87.0),
+    }  # fmt: skip
+    verdict = judged(monkeypatch, cells, judge="flat", within=1.0)
+    assert (verdict.state, len(verdict.parts)) == ("undetermined", 6)
+
+
+def test_a_claim_does_not_hold_by_numbers_without_spread(monkeypatch):
+    ours, rival = draws(80.0, 82.0), draws(79.9, 81.9)
+    verdict = judged(monkeypatch, {("ours", "a"): ours, ("x", "a"): rival}, judge="leads")
+    assert (verdict.state, verdict.why) == (
+        "undetermined",
+        "1 of 1 parts have one draw or no spread, and so no interval",
+    )
 
 
 def test_below_asks_every_level_to_stay_below_the_limit(monkeypatch):
@@ -356,6 +375,7 @@ def test_reproduce_prints_ours_beside_the_published_and_draws_the_figure(tmp_pat
     assert row["difference"] == f"{sum(values) / 2 - 34.42:+.2f}"
     assert " to " in row["95 % interval"]
     assert any(line[0] == "note" and "runs on digits, and the paper on cifar10" in line[1] for line in table)
+    assert any(line[0] == "note" and "the published number counts as exact in it" in line[1] for line in table)
     assert (out / "figures" / "smoke" / "correction.svg").read_text().startswith("<?xml")
 
     # what is over is shown where no run can be made too (digits have one precision, also on a GPU)
