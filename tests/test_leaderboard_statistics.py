@@ -191,6 +191,20 @@ def test_a_markdown_table_is_methods_by_noise_level_with_the_best_in_bold(folder
     assert "- † wrong-protocol: all" in lines
 
 
+def test_the_best_of_a_column_is_looked_for_among_rows_on_the_same_draws():
+    runs = cell({"fedavg": (50, 60), "fedcova": (52, 62), "fedavg-gce": (40, 50)})
+    easy = cell({"fedavg-relabel": (90, 91)}, draws=(7, 8))
+
+    def best(entries):
+        (table,) = tables.tables(rows_of(entries))
+        return [name for name, cells in table.lines if cells[0].best], list(table.notes[1:2])
+
+    assert best(runs)[0] == ["Fedcova"]
+    aside = "not compared for the best, since on other draws than most (draws): "
+    assert best([*runs, *easy]) == (["Fedcova"], [f"{aside}Fedavg-Relabel (7 8)"])
+    assert best([*runs[:2], *easy]) == ([], [f"{aside}Fedavg (0 1); Fedavg-Relabel (7 8)"])
+
+
 def test_a_doubt_names_its_rows_so_that_names_with_commas_can_be_told_apart(tmp_path):
     runs = [entry((50.0,), method="fedavg"), entry((60.0,), method="fedavg", oracle="clean-samples")]
     runs += cell({"fedcova": (70, 72)})

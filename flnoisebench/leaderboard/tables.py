@@ -19,7 +19,8 @@ DOUBT = "†"
 
 @dataclass(frozen=True)
 class Cell:
-    """A method in a scenario.  row: None where there is none.  best: the highest mean of the column, oracles apart."""
+    """A method in a scenario.  row: None where there is none.  best: the highest mean of the column's rows on the same
+    draws (``_same_draws``), oracles apart."""
 
     row: Row | None
     best: bool = False
@@ -67,9 +68,9 @@ def _table(rows: Sequence[Row], title: str, with_published: bool) -> Table:
     found: dict[str, dict[tuple[float, float, str], Row]] = defaultdict(dict)
     for row in rows:
         found[names[row]][_level(row)] = row
-    best = {
-        level: max((_rounded(r) for r in rows if _level(r) == level and _counts(r)), default=None) for level in levels
-    }
+    contenders = {level: _same_draws([r for r in rows if _level(r) == level and _counts(r)]) for level in levels}
+    best = {level: max(map(_rounded, same), default=None) for level, same in contenders.items()}
+    elsewhere = [row for row in rows if _counts(row) and row not in contenders[_level(row)]]
 
     def cell(row: Row | None, level: tuple[float, float, str]) -> Cell:
         if row is None:
@@ -77,7 +78,7 @@ def _table(rows: Sequence[Row], title: str, with_published: bool) -> Table:
         printed: list[Published] = []
         if with_published and not row.changed and not row.oracle:
             printed = published.beside(row.dataset, row.noise, row.rho, row.tau, row.clients, row.partition, row.method)
-        return Cell(row, _counts(row) and _rounded(row) == best[level], tuple(printed))
+        return Cell(row, row in contenders[level] and _rounded(row) == best[level], tuple(printed))
 
     def order(name: str) -> tuple[bool, bool, str]:
         one = next(iter(found[name].values()))
@@ -91,7 +92,7 @@ def _table(rows: Sequence[Row], title: str, with_published: bool) -> Table:
         f"({_short(rho)}, {_short(tau)})" if (rho, tau, slug) in reads_rho and tau else slug
         for rho, tau, slug in levels
     )
-    return Table(title, labels, lines, tuple(_notes(rows, names, lines)))
+    return Table(title, labels, lines, tuple(_notes(rows, names, lines, elsewhere)))
 
 
 def _counts(row: Row) -> bool:
@@ -99,12 +100,33 @@ def _counts(row: Row) -> bool:
     return row.accuracy_mean is not None and not row.oracle
 
 
+def _same_draws(rows: Sequence[Row]) -> list[Row]:
+    """The rows on the draws that most of them are on, since one draw can be fifteen points harder than the next; none
+    where two sets of draws have as many."""
+    by_draws: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_draws[row.draws].append(row)
+    first, *others = sorted(by_draws.values(), key=len, reverse=True) or [[]]
+    return [] if others and len(others[0]) == len(first) else first
+
+
 def _rounded(row: Row) -> float:
     return round(row.accuracy_mean or 0.0, 2)
 
 
-def _notes(rows: Sequence[Row], names: dict[Row, str], lines: Sequence[tuple[str, tuple[Cell, ...]]]) -> list[str]:
-    notes = ["accuracy in %, mean of the last five rounds ± standard deviation over n draws and seeds (n)"]
+def _notes(
+    rows: Sequence[Row],
+    names: dict[Row, str],
+    lines: Sequence[tuple[str, tuple[Cell, ...]]],
+    elsewhere: Sequence[Row],
+) -> list[str]:
+    notes = [
+        "accuracy in %, mean of the last five rounds ± standard deviation over n draws and seeds (n); "
+        "bold: the highest mean on the same draws, which chance may have put there"
+    ]
+    if elsewhere:
+        said = dict.fromkeys(f"{names[row]} ({row.draws})" for row in elsewhere)
+        notes.append(f"not compared for the best, since on other draws than most (draws): {'; '.join(said)}")
     printed = {one for _, cells in lines for cell in cells for one in cell.printed}
     for source in sorted({one.source for one in printed}):
         rounds = sorted({one.rounds for one in printed if one.source == source and one.rounds})
