@@ -95,7 +95,7 @@ def test_mean_ranks_by_hand():
     for i, rho in enumerate(RHOS):
         values = {"fedavg": (50,), "fedcova": (60,), "fedavg-relabel": (55,) if i < 4 else (60,)}
         runs += cell(values, rho=rho, draws=(0,))
-    found = comparison.ranking(rows_of(runs))
+    found = comparison.ranking(rows_of(runs), runs)
     assert found.cells == 6
     assert found.ranks == pytest.approx(
         {"Fedcova": (4 * 1 + 2 * 1.5) / 6, "Fedavg-Relabel": (4 * 2 + 3) / 6, "Fedavg": 3}
@@ -115,16 +115,39 @@ def test_there_are_no_ranks_over_fewer_than_six_cells_or_three_methods():
         for rho in RHOS[:5]
         for one in cell({"fedavg": (5,), "fedcova": (6,), "fedavg-relabel": (7,)}, rho=rho, draws=(0,))
     ]
-    with pytest.raises(ValueError, match="6 cells or more that hold all 3 methods, and there are 5"):
-        comparison.ranking(rows_of(runs))
+    with pytest.raises(ValueError, match="6 cells or more that hold all 3 methods on one draw or more, and there are 5"):
+        comparison.ranking(rows_of(runs), runs)
     two = [one for rho in RHOS for one in cell({"fedavg": (5,), "fedcova": (6,)}, rho=rho, draws=(0,))]
     with pytest.raises(ValueError, match="three methods or more, and here are 2"):
-        comparison.ranking(rows_of(two))
+        comparison.ranking(rows_of(two), two)
     runs += two[-2:]  # a sixth cell that lacks one
     with pytest.raises(ValueError, match="there are 5"):
-        comparison.ranking(rows_of(runs))
+        comparison.ranking(rows_of(runs), runs)
     with pytest.raises(ValueError, match="unknown method of these rows 'fedcor'"):
-        comparison.ranking(rows_of(runs), ["fedcor"])
+        comparison.ranking(rows_of(runs), runs, ["fedcor"])
+
+
+def test_methods_are_ranked_on_the_draws_that_all_of_them_have():
+    runs = [
+        one
+        for rho in RHOS
+        for one in cell({"fedavg": (50, 50), "fedcova": (40, 90), "fedavg-relabel": (45, 45)}, rho=rho)
+    ]
+    lucky = [one for one in runs if (one.settings.method, one.settings.scenario.draw) != ("fedcova", 0)]
+    assert comparison.ranking(rows_of(runs), runs).ranks == {"Fedcova": 1, "Fedavg": 2, "Fedavg-Relabel": 3}
+    assert comparison.ranking(rows_of(lucky), lucky).ranks == {"Fedcova": 1, "Fedavg": 2, "Fedavg-Relabel": 3}
+    unlucky = [one for one in runs if (one.settings.method, one.settings.scenario.draw) != ("fedcova", 1)]
+    apart = [one for one in unlucky if (one.settings.method, one.settings.scenario.draw) != ("fedavg-relabel", 0)]
+    assert comparison.ranking(rows_of(unlucky), unlucky).ranks == {"Fedavg": 1, "Fedavg-Relabel": 2, "Fedcova": 3}
+    with pytest.raises(ValueError, match="hold all 3 methods on one draw or more, and there are 0"):
+        comparison.ranking(rows_of(apart), apart)
+
+
+def test_the_plain_row_is_the_one_with_the_fewest_values_however_long_their_names():
+    few = entry((50.0,), method="fedcova", track="own", changes=["classifier_eps2=0.25"])
+    many = entry((60.0,), method="fedcova", track="own", changes=["d=8", "eta=0"])
+    rows = rows_of([few, many])
+    assert comparison.plain(rows, "fedcova").accuracy_mean == 50
 
 
 def test_an_oracle_is_in_no_comparison():
@@ -134,7 +157,7 @@ def test_an_oracle_is_in_no_comparison():
         for one in cell({"fedavg": (5,), "fedcova": (6,), "fedavg-relabel": (7,)}, rho=rho, draws=(0,))
     ]
     bound = [entry((99.0,), oracle="clean-samples", noise_changes={"rho": rho}) for rho in RHOS]
-    assert comparison.ranking(rows_of([*runs, *bound])) == comparison.ranking(rows_of(runs))
+    assert comparison.ranking(rows_of([*runs, *bound]), [*runs, *bound]) == comparison.ranking(rows_of(runs), runs)
     assert len(comparison.equal_budget(rows_of([runs[0], bound[0]]), [runs[0], bound[0]], "rounds")) == 0
 
 
@@ -148,6 +171,12 @@ def test_what_was_reached_within_a_budget_by_hand():
     assert at_budget(one, "seconds", 6.0) == (20, 3)
     assert at_budget(one, "seconds", 1.9) == (None, 0)
     assert at_budget(entry((None, 20.0)), "rounds", 1) == (None, 1)
+
+
+def test_who_reached_what_is_said_with_the_draws_that_it_is_over():
+    runs = [entry((50.0,), draw=draw) for draw in (0, 1)] + [entry((60.0,), draw=7, method="fedcova")]
+    (found,) = comparison.equal_budget(rows_of(runs), runs, "rounds")
+    assert [one.draws for one in found.reached] == [(0, 1), (7,)]
 
 
 def test_an_equal_budget_is_the_least_that_any_run_spent():
@@ -301,7 +330,7 @@ def test_statistics_name_methods_and_arenas_as_the_tables_do():
         if one.settings.scenario.draw == 0
         for scene in [entry((1.0,), noise_changes={"rho": rho}).settings.scenario]
     ]
-    assert comparison.ranking(rows_of(several)).ranks == {labels[1]: 1, labels[2]: 2, labels[0]: 3}
+    assert comparison.ranking(rows_of(several), several).ranks == {labels[1]: 1, labels[2]: 2, labels[0]: 3}
     # in the track common the two learning rates are two arenas
     common = [
         entry((50.0,), method=method, draw=draw, changes=[f"protocol.optimiser.lr={lr}"])

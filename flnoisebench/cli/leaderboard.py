@@ -235,7 +235,7 @@ def stats(
     gaps = comparison.differences(rows, found, against, level)
     ranking: comparison.Ranking | None = None
     try:
-        ranking = comparison.ranking(rows, method or (), 1 - level)
+        ranking = comparison.ranking(rows, found, method or (), 1 - level)
         why = ""
     except registry.UnknownName:
         raise
@@ -259,7 +259,8 @@ def stats(
         line(
             "mean ranks",
             f"over {ranking.cells} cells; Friedman chi2 {ranking.chi2:.2f}, p {ranking.p:.3g}; methods beside one bar "
-            f"cannot be told apart (Nemenyi, alpha {ranking.alpha:.3g})",
+            f"cannot be told apart (Nemenyi, alpha {ranking.alpha:.3g}); cells of one data set are not independent, as both "
+            "tests take them to be",
         )
         console.out.print(comparison.diagram(ranking), markup=False, soft_wrap=True)
     for measure, results in budgets.items():
@@ -310,9 +311,10 @@ def _print_budget(measure: str, one: comparison.EqualBudget) -> None:
         (
             reached.name,
             str(reached.n),
+            " ".join(map(str, reached.draws)),
             percent(reached.accuracy) + ("" if reached.std is None else f" ± {reached.std:.2f}"),
             f"{reached.rounds:.1f}",
         )
         for reached in one.reached
     ]
-    _show(title, ("method", "runs", "accuracy, %", "rounds"), lines)
+    _show(title, ("method", "runs", "draws", "accuracy, %", "rounds"), lines)

@@ -6,6 +6,7 @@ and no methods: they are in none of it.
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections import defaultdict
@@ -143,7 +144,7 @@ def differences(
 def plain(group: Sequence[Row], method: str) -> Row | None:
     """A method's row with the fewest values set by hand; the first preset wins a tie."""
     own = [row for row in group if row.method == method]
-    return min(own, key=lambda row: (len(row.changed), row.name), default=None)
+    return min(own, key=lambda row: (len(json.loads(row.changed or "{}")), row.name), default=None)
 
 
 # ----------------------------------------------------------------------------------------------------- ranks
@@ -153,7 +154,8 @@ def plain(group: Sequence[Row], method: str) -> Row | None:
 class Ranking:
     """Mean ranks over cells, 1 the best, ties shared (Demsar, JMLR 2006).
 
-    ranks: name -> mean rank, best first.  chi2, p: Friedman's test that all are equal.  distance: Nemenyi's critical
+    Both tests take the cells for independent, which those of one data set are not: they share images, and often draws
+    and owners, so that p is too small.  ranks: name -> mean rank, best first.  chi2, p: Friedman's test that all are equal.  distance: Nemenyi's critical
     difference at ``alpha``.  groups: names whose mean ranks differ by less, each as large as can be.
     """
 
@@ -166,8 +168,11 @@ class Ranking:
     groups: tuple[tuple[str, ...], ...]
 
 
-def ranking(rows: Iterable[Row], methods: Sequence[str] = (), alpha: float = 0.05) -> Ranking:
-    """Rank the methods in every arena that has all of them.  methods: some of them (default: all).
+def ranking(
+    rows: Iterable[Row], entries: Sequence[Entry], methods: Sequence[str] = (), alpha: float = 0.05
+) -> Ranking:
+    """Rank the methods in every arena that has all of them, by their means over the draws that all of them have there.
+    methods: some of them (default: all).
 
     Raises ValueError, with what is missing, for fewer than three methods or six such cells.
     """
@@ -187,12 +192,15 @@ def ranking(rows: Iterable[Row], methods: Sequence[str] = (), alpha: float = 0.0
         raise ValueError(f"ranks need three methods or more, and here are {len(wanted)}: {', '.join(wanted.values())}")
     values = []
     for group in found.values():
-        accuracy = {(row.method, names[row]): row.accuracy_mean for row in group}
-        if set(wanted) <= set(accuracy):
-            values.append([accuracy[contender] for contender in wanted])
+        own = {(row.method, names[row]): row for row in group}
+        if set(wanted) <= set(own):
+            accuracy = [by_draw(members(own[contender], entries)) for contender in wanted]
+            if shared := set.intersection(*map(set, accuracy)):
+                values.append([statistics.fmean(one[draw] for draw in shared) for one in accuracy])
     if len(values) < CELLS:
         raise ValueError(
-            f"mean ranks need {CELLS} cells or more that hold all {len(wanted)} methods, and there are {len(values)}: "
+            f"mean ranks need {CELLS} cells or more that hold all {len(wanted)} methods on one draw or more, and there "
+            f"are {len(values)}: "
             f"run what is missing, or name fewer methods ({', '.join(wanted.values())})"
         )
     table = np.array(values, dtype=np.float64)
@@ -254,12 +262,13 @@ MEASURES: tuple[Measure, ...] = get_args(Measure)
 class Reached:
     """What a method had reached when the budget was spent.
 
-    accuracy: the mean of the last five rounds that were over by then, then over runs (None: no round was); std: over
-    runs; rounds: how many were over, mean over runs.
+    draws: of its runs, which other methods' need not be.  accuracy: the mean of the last five rounds that were over by
+    then, then over runs (None: no round was); std: over runs; rounds: how many were over, mean over runs.
     """
 
     name: str
     n: int
+    draws: tuple[int, ...]
     accuracy: float | None
     std: float | None
     rounds: float
@@ -334,6 +343,7 @@ def equal_budget(rows: Iterable[Row], entries: Sequence[Entry], measure: Measure
                 Reached(
                     names[row],
                     len(own),
+                    tuple(dict.fromkeys(entry.settings.scenario.draw for entry in own)),
                     statistics.fmean(values) if values else None,
                     statistics.stdev(values) if len(values) > 1 else None,
                     statistics.fmean(over for _, over in pairs),
