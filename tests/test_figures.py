@@ -117,6 +117,31 @@ def test_costs_are_those_of_a_round(runs):
     assert figure.axes[3].patches[0].get_width() == pytest.approx(result.images["trained"] / 4)
 
 
+def test_no_axis_calls_accuracies_on_other_images_those_of_the_test(runs):
+    moved = [run._replace(settings=run.settings.model_copy(update={"evaluate_on": "validation"})) for run in runs]
+    for kind, over in (("curves", None), ("correction", None), ("sensitivity", "alpha")):
+        shown = moved if kind == "curves" else of(moved, "fedcova")
+        assert not any("test" in axes.get_ylabel() for axes in figures.draw(kind, shown, over).axes)
+
+
+def test_a_failed_or_unfinished_run_is_in_no_bar_and_no_point(runs):
+    def failed(run):
+        return run._replace(result=run.result.model_copy(update={"status": "failed", "failure": "NaN", "bytes_up": 1}))
+
+    first, second = of(runs, "fedcova")
+    with_draws = [first, failed(first), first._replace(result=None), second]
+    cut = [run._replace(rounds=run.rounds[:1]) if i in (1, 2) else run for i, run in enumerate(with_draws)]
+    points = figures.draw("sensitivity", cut, "alpha").axes[1].containers[0].lines[0]
+    assert points.get_ydata().tolist() == [run.result.accuracy.last5_mean for run in (first, second)]
+    assert figures.draw("costs", [first, failed(first)]).axes[0].patches[0].get_width() == pytest.approx(
+        first.result.bytes_up / 4 / 1e6
+    )
+    with pytest.raises(ValueError, match="none of these runs is complete"):
+        figures.draw("costs", [failed(first)])
+    with pytest.raises(ValueError, match="no complete run says"):
+        figures.draw("clients", [failed(first)])
+
+
 def test_a_setting_is_found_wherever_it_is(runs):
     settings = of(runs, "fedcova")[0].settings
     assert figures.setting(settings, "alpha") == settings.method_settings["alpha"]
@@ -269,7 +294,7 @@ def test_what_cannot_be_drawn_is_said(out, runs, tmp_path):
     with pytest.raises(ValueError, match="clients is 5 in all of these runs"):
         figures.draw("sensitivity", averaging, "clients")
     old = averaging[0]._replace(result=averaging[0].result.model_copy(update={"wrong_labels_after": None}))
-    with pytest.raises(ValueError, match="no finished run says how many labels"):
+    with pytest.raises(ValueError, match="no complete run says how many labels"):
         figures.draw("clients", [old])
     with pytest.raises(ValueError, match="is unfinished"):
         figures.draw("noise", [averaging[0]._replace(result=None)])

@@ -45,6 +45,11 @@ class Run(NamedTuple):
     result: RunResult | None
 
     @property
+    def outcome(self) -> RunResult | None:
+        """The result of a complete run; None of another, whose accuracy and costs are no method's."""
+        return self.result if self.result is not None and self.result.status == "complete" else None
+
+    @property
     def federation(self) -> dict[str, Any]:
         if self.result is None:
             raise ValueError(f"the run of {self.label} in {self.panel} is unfinished, and this needs its result")
@@ -291,7 +296,7 @@ def curves(runs: Sequence[Run]) -> Any:
         for label, line in _grouped(inside, lambda run: run.label).items():
             _curve(place, line, _accuracy, label, looks[label])
         place.set(xlabel="round", title=_wrapped(panel))
-    axes[0, 0].set_ylabel("test accuracy (%)")
+    axes[0, 0].set_ylabel("accuracy (%)")
     _legend(figure, axes)
     return figure
 
@@ -327,7 +332,7 @@ def _stacked(
     if not drawn:
         raise ValueError(missing)
     axes[0, 0].set_ylabel(title)
-    axes[1, 0].set(xlabel="round", ylabel="test accuracy (%)")
+    axes[1, 0].set(xlabel="round", ylabel="accuracy (%)")
     _legend(figure, axes)
     return figure
 
@@ -363,21 +368,19 @@ def correction(runs: Sequence[Run]) -> Any:
 
 
 def clients(runs: Sequence[Run]) -> Any:
-    """Wrong labels of each client before and after, a panel a line (mean over its runs)."""
+    """Wrong labels of each client before and after, a panel a line (mean over its complete runs)."""
     names = _names(runs)
     lines = _grouped(runs, lambda run: names[_key(run)])
     figure, axes = _panels(1, len(lines), height=2.6, sharey=True)
     for place, (name, line) in zip(axes[0], lines.items(), strict=True):
         pairs = [
-            (run.result.wrong_labels_before, run.result.wrong_labels_after)
-            for run in line
-            if run.result is not None
-            and run.result.wrong_labels_before is not None
-            and run.result.wrong_labels_after is not None
+            (one.wrong_labels_before, one.wrong_labels_after)
+            for one in (run.outcome for run in line)
+            if one is not None and one.wrong_labels_before is not None and one.wrong_labels_after is not None
         ]
         if not pairs:
             raise ValueError(
-                f"{name}: no finished run says how many labels of each client are wrong: its data set has no truth, or "
+                f"{name}: no complete run says how many labels of each client are wrong: its data set has no truth, or "
                 "it was run by a version that did not write it down"
             )
         before, after = (np.mean([pair[i] for pair in pairs], axis=0) for i in (0, 1))
@@ -393,7 +396,8 @@ def clients(runs: Sequence[Run]) -> Any:
 
 def sensitivity(runs: Sequence[Run], over: str) -> Any:
     """Accuracy by round for each value of a setting, a panel for all runs that differ in it alone, draw and seed apart;
-    and, a line for each such panel, the reached accuracy over the setting.
+    and, a line for each such panel, the accuracy that complete runs reached over the setting, with a standard deviation
+    where there are several.
 
     over: a setting's name, as ``setting`` takes it.  Raises ValueError where it has one value only.
     """
@@ -413,7 +417,7 @@ def sensitivity(runs: Sequence[Run], over: str) -> Any:
             if value in by_value:
                 _curve(at, by_value[value], _accuracy, f"{over} = {value:g}" if isinstance(value, float)
                        else f"{over} = {value}", colours[str(value)])  # fmt: skip
-        at.set(xlabel="round", ylabel="test accuracy (%)", title=_wrapped(name) if len(lines) > 1 else "")
+        at.set(xlabel="round", ylabel="accuracy (%)", title=_wrapped(name) if len(lines) > 1 else "")
         at.legend(ncols=2 if len(over) < 12 else 1)
     last = axes[0, -1]
     numeric = all(isinstance(value, int | float) for value in ordered)
@@ -422,7 +426,7 @@ def sensitivity(runs: Sequence[Run], over: str) -> Any:
     for name, by_value in lines.items():
         points = []
         for value, line in by_value.items():
-            reached = [records.Accuracy.of([r.accuracy for r in run.rounds]).last5_mean for run in line]
+            reached = [run.outcome.accuracy.last5_mean for run in line if run.outcome is not None]
             known = [number for number in reached if number is not None]
             if known:
                 points.append((place[value], fmean(known), float(np.std(known, ddof=1)) if len(known) > 1 else 0.0))
@@ -452,12 +456,12 @@ COSTS: tuple[tuple[str, Callable[[RunResult], float]], ...] = (
 
 
 def costs(runs: Sequence[Run]) -> Any:
-    """Communication and computation of finished runs: a panel a cost, a bar a method with its settings in a scenario on
+    """Communication and computation of complete runs: a panel a cost, a bar a method with its settings in a scenario on
     one machine (mean over its runs)."""
     names = _names(runs)
-    results = [(names[_key(run)], run.result) for run in runs if run.result is not None]
+    results = [(names[_key(run)], run.outcome) for run in runs if run.outcome is not None]
     if not results:
-        raise ValueError("none of these runs is finished, and costs are read from results")
+        raise ValueError("none of these runs is complete, and costs are read from results")
     bars = told_apart({i: name for i, (name, _) in enumerate(results)}, lambda i: hardware(results[i][1].environment))
     lines: dict[str, list[RunResult]] = defaultdict(list)
     for i, name in bars.items():
