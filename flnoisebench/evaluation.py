@@ -101,8 +101,10 @@ def measure(scores: Mapping[str, np.ndarray], labels: np.ndarray) -> dict[str, A
 
 def calibration_error(scores: np.ndarray, labels: np.ndarray) -> float:
     """Expected calibration error of softmax(scores), a share, over 15 equal confidence bins (Guo et al., ICML 2017,
-    eq. 3).  scores: float [n, J].  labels: int64 [n]."""
-    shifted = scores.astype(np.float64) - scores.max(1, keepdims=True)
+    eq. 3).  scores: float [n, J]; infinite ones are the limit.  labels: int64 [n]."""
+    highest = scores.max(1, keepdims=True)
+    with np.errstate(invalid="ignore"):  # inf - inf, which is not taken
+        shifted = np.where(scores == highest, 0.0, scores.astype(np.float64) - highest)
     shares = np.exp(shifted)
     shares /= shares.sum(1, keepdims=True)
     confidence, right = shares.max(1), scores.argmax(1) == labels
@@ -161,7 +163,8 @@ class Judge:
         noisy_clients: the server's claim, None where it made none.  clients_*: that one, else the clients' own.
         samples_*: «clean < .5» against «the given label is wrong», with the area under the curve.  relabel_precision:
         changed labels that are now right; relabel_recall: wrong given labels that are now right; relabel_harm: right
-        given labels that are now wrong.
+        given labels that are now wrong.  samples_* and relabel_* count the samples of the clients that claim such a
+        thing, so that a recall of 100 may leave the wrong labels of the others; ``noise`` counts all.
         """
         true = self._truth.true
         if true is None:

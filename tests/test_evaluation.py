@@ -74,6 +74,14 @@ def test_calibration_error_of_certainty_is_the_error_rate_and_shifts_of_scores_d
     )
 
 
+def test_infinite_scores_are_calibrated_as_their_limit():
+    inf = np.inf
+    # certain and right; certain and wrong; two of three equally sure, one of them right; nothing said at all
+    array = np.array([[inf, 0, 0], [0, inf, 0], [inf, inf, 0], [-inf, -inf, -inf]], dtype=np.float32)
+    by_hand = (2 * abs(0.5 - 1) + abs(1 - 1 / 2) + abs(0 - 1 / 3)) / 4
+    assert calibration_error(array, np.array([0, 0, 0, 2])) == pytest.approx(by_hand)
+
+
 def test_without_a_main_predictor_there_is_no_accuracy_but_the_others_have_theirs():
     array, labels = scores()
     found = measure({"second": array}, labels)

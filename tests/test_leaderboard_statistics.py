@@ -115,7 +115,9 @@ def test_there_are_no_ranks_over_fewer_than_six_cells_or_three_methods():
         for rho in RHOS[:5]
         for one in cell({"fedavg": (5,), "fedcova": (6,), "fedavg-relabel": (7,)}, rho=rho, draws=(0,))
     ]
-    with pytest.raises(ValueError, match="6 cells or more that hold all 3 methods on one draw or more, and there are 5"):
+    with pytest.raises(
+        ValueError, match="6 cells or more that hold all 3 methods on one draw or more, and there are 5"
+    ):
         comparison.ranking(rows_of(runs), runs)
     two = [one for rho in RHOS for one in cell({"fedavg": (5,), "fedcova": (6,)}, rho=rho, draws=(0,))]
     with pytest.raises(ValueError, match="three methods or more, and here are 2"):
@@ -278,6 +280,12 @@ def test_published_numbers_stand_beside_ours_where_the_scenario_is_the_papers():
     assert any("published: FedCova (arXiv 2603.04062), after 500 rounds (here 1)" in note for note in table.notes)
     lines = list(csv.DictReader(io.StringIO(tables.render([table], "csv"))))
     assert lines[0]["difference"] == "7.13"
+    other = [
+        entry((60.0,), evaluate_on=on, holdout=0.2 if "validation" in on else 0.0, **ours)
+        for on in ("test-a", "validation")
+    ]
+    other += [entry((60.0,), method="fedcova", preset="no-corrector", **ours)]
+    assert not any(table.with_published for table in tables.tables(rows_of(other), with_published=True))
     elsewhere = [entry((60.0,), clients=10, **ours), entry((60.0,), partition_changes={"law": "iid"}, **ours),
                  entry((60.0,), dataset="cifar10", noise_changes={"rho": 0.5})]  # fmt: skip
     assert not any(table.with_published for table in tables.tables(rows_of(elsewhere), with_published=True))

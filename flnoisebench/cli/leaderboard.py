@@ -259,8 +259,8 @@ def stats(
         line(
             "mean ranks",
             f"over {ranking.cells} cells; Friedman chi2 {ranking.chi2:.2f}, p {ranking.p:.3g}; methods beside one bar "
-            f"cannot be told apart (Nemenyi, alpha {ranking.alpha:.3g}); cells of one data set are not independent, as both "
-            "tests take them to be",
+            f"cannot be told apart (Nemenyi, alpha {ranking.alpha:.3g}); cells of one data set are not independent, as "
+            "both tests take them to be",
         )
         console.out.print(comparison.diagram(ranking), markup=False, soft_wrap=True)
     for measure, results in budgets.items():

@@ -154,9 +154,10 @@ def plain(group: Sequence[Row], method: str) -> Row | None:
 class Ranking:
     """Mean ranks over cells, 1 the best, ties shared (Demsar, JMLR 2006).
 
-    Both tests take the cells for independent, which those of one data set are not: they share images, and often draws
-    and owners, so that p is too small.  ranks: name -> mean rank, best first.  chi2, p: Friedman's test that all are equal.  distance: Nemenyi's critical
-    difference at ``alpha``.  groups: names whose mean ranks differ by less, each as large as can be.
+    ranks: name -> mean rank, best first.  chi2, p: Friedman's test that all are equal.  distance: Nemenyi's critical
+    difference at ``alpha``.  groups: names whose mean ranks differ by less, each as large as can be.  Both tests take
+    the cells for independent, which those of one data set are not: they share images, and often draws and owners, so
+    that p is too small.
     """
 
     cells: int
@@ -168,9 +169,7 @@ class Ranking:
     groups: tuple[tuple[str, ...], ...]
 
 
-def ranking(
-    rows: Iterable[Row], entries: Sequence[Entry], methods: Sequence[str] = (), alpha: float = 0.05
-) -> Ranking:
+def ranking(rows: Iterable[Row], entries: Sequence[Entry], methods: Sequence[str] = (), alpha: float = 0.05) -> Ranking:
     """Rank the methods in every arena that has all of them, by their means over the draws that all of them have there.
     methods: some of them (default: all).
 

@@ -23,7 +23,7 @@ from flnoisebench.settings import Settings
 REFERENCE = "fedavg"  # costs are given relative to it, as the papers do
 
 FLAGS = {  # what a reader has to know about a row, in this order
-    "single-draw": "one draw of the scenario: there is no spread, and nothing is known of another draw",
+    "single-draw": "one draw of the scenario: nothing is known of another, and a spread, if any, is over seeds alone",
     "wrong-protocol": "the budget is not the data set's own",
     "failed-runs": "some runs failed and are in no mean",
     "choosing-set": "measured on images that values were, or may have been, chosen on",
@@ -75,7 +75,7 @@ class Row(Config):
     settings: str = Field(..., why="10 hex digits over all settings that change results, seed and scenario apart")
 
     # results, over the complete runs; accuracies are means over a run's last five rounds unless said otherwise
-    n: int = Field(..., ge=0, unit="runs", why="complete ones: all means are over them")
+    n: int = Field(..., ge=0, unit="runs", why="complete ones: means are over those of them that have the number")
     failed: int = Field(..., ge=0, unit="runs", why="that a client, a loss or an upload stopped")
     draws: str = Field(..., why="of the scenario, of the complete runs")
     seeds: str = Field(..., why="of the runs, of the complete ones")
@@ -94,23 +94,37 @@ class Row(Config):
     calibration_error: float | None = Field(..., unit="%", why="15 equal bins of max softmax(scores)")
     label_noise_before: float | None = Field(..., unit="%", why="wrong given labels; empty without truth")
     label_noise_after: float | None = Field(..., unit="%", why="wrong labels among those trained on at the end")
-    clients_precision: float | None = Field(..., unit="%", why="noisy clients among those claimed to be")
+    clients_precision: float | None = Field(
+        ..., unit="%", why="noisy clients among those claimed to be, in runs that claim any"
+    )
     clients_recall: float | None = Field(..., unit="%", why="claimed ones among the noisy clients")
-    samples_precision: float | None = Field(..., unit="%", why="wrong labels among those claimed to be")
-    samples_recall: float | None = Field(..., unit="%", why="claimed ones among the wrong labels")
-    relabel_precision: float | None = Field(..., unit="%", why="right labels among the changed ones")
-    relabel_recall: float | None = Field(..., unit="%", why="wrong given labels that were mended")
-    relabel_harm: float | None = Field(..., unit="%", why="right given labels that were spoilt")
+    samples_precision: float | None = Field(
+        ..., unit="%", why="wrong labels among those claimed to be, in runs that claim any"
+    )
+    samples_recall: float | None = Field(
+        ..., unit="%", why="claimed ones among the wrong labels of clients that judge theirs"
+    )
+    relabel_precision: float | None = Field(
+        ..., unit="%", why="right labels among the changed ones, in runs that change any"
+    )
+    relabel_recall: float | None = Field(
+        ..., unit="%", why="wrong given labels that were mended, of clients that relabel"
+    )
+    relabel_harm: float | None = Field(
+        ..., unit="%", why="right given labels that were spoilt, of clients that relabel"
+    )
 
-    # costs, means over the complete runs; ratios to the reference method's runs, paired by draw, in the same scenario,
-    # under the same budget, on the same hardware
+    # costs, means over the complete runs; a ratio is the mean of the ratios to the reference method's runs of the same
+    # draw, in the same scenario, under the same budget, on the same hardware, and no ratio of the means
     bytes_up: int | None = Field(..., unit="bytes", why="payload of all uploads of a run")
     bytes_down: int | None = Field(..., unit="bytes", why="payload of all messages of a run")
     images_trained: int | None = Field(..., unit="images", why="passed an encoder with gradient, in a run")
     images_passed: int | None = Field(..., unit="images", why="passed an encoder without gradient, in a run")
     seconds_per_round: float | None = Field(..., unit="s", why="wall time, with evaluation and digests")
     peak_memory: int | None = Field(..., unit="bytes", why="of the device, or of the process on a CPU")
-    bytes_up_ratio: float | None = Field(..., unit="times the reference", why="as above")
+    bytes_up_ratio: float | None = Field(
+        ..., unit="times the reference", why="mean over pairs of runs of a draw on the same hardware; so all ratios"
+    )
     bytes_down_ratio: float | None = Field(..., unit="times the reference", why="as above")
     images_ratio: float | None = Field(..., unit="times the reference", why="of the images trained")
     seconds_ratio: float | None = Field(..., unit="times the reference", why="as above")

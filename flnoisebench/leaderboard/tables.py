@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from flnoisebench import published
 from flnoisebench.leaderboard import naming
-from flnoisebench.leaderboard.rows import REFERENCE, Row
+from flnoisebench.leaderboard.rows import REFERENCE, Row, default_preset
 from flnoisebench.published import Published
 
 FORMATS = ("markdown", "latex", "csv")
@@ -76,7 +76,9 @@ def _table(rows: Sequence[Row], title: str, with_published: bool) -> Table:
         if row is None:
             return Cell(None)
         printed: list[Published] = []
-        if with_published and not row.changed and not row.oracle:
+        # on the paper's images, and the method as it is: an ablation's preset is not what the paper's line says
+        plain = row.preset == default_preset(row.method) and not row.changed and not row.oracle
+        if with_published and plain and row.evaluate_on == "test":
             printed = published.beside(row.dataset, row.noise, row.rho, row.tau, row.clients, row.partition, row.method)
         return Cell(row, row in contenders[level] and _rounded(row) == best[level], tuple(printed))
 

@@ -141,14 +141,14 @@ class Group:
     levels: tuple[str, ...]
 
 
-FIRM = 3  # runs of a row that says something, as CONTRIBUTING asks for
+FIRM = 3  # draws of a row that says something, as CONTRIBUTING asks for
 
 
 def as_shown(rows: Iterable[Row]) -> list[Row]:
     """Scenario by scenario and budget by budget the highest accuracy first, bounds and what was measured for choosing
-    behind: a reader looks for the best, and not for a name.  Scenarios without a row of three runs come last."""
+    behind: a reader looks for the best, and not for a name.  Scenarios without a row of three draws come last."""
     rows = list(rows)
-    firm = {row.arena for row in rows if row.n >= FIRM}
+    firm = {row.arena for row in rows if len(row.draws.split()) >= FIRM}
     return sorted(
         rows,
         key=lambda row: (
