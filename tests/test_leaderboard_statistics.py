@@ -77,6 +77,13 @@ def test_differences_pair_draws_average_seeds_and_are_corrected_together():
         comparison.differences(rows_of(runs), runs, against="fedcov")
 
 
+def test_a_difference_carries_the_doubts_of_both_rows():
+    runs = cell({"fedavg": (50, 60), "fedcova": (52, 63)}, evaluate_on="test-a")
+    runs += [entry((10.0,), draw=2, status="failed", evaluate_on="test-a", noise_changes={"rho": 0.6})]
+    (found,) = comparison.differences(rows_of(runs), runs)
+    assert found.doubts == ("wrong-protocol", "failed-runs", "choosing-set")
+
+
 # --------------------------------------------------------------------------------------------------------- ranks
 
 
@@ -369,7 +376,9 @@ def test_stats_prints_differences_budgets_and_why_there_are_no_ranks(folder):
     assert said["ranking"] is None
     assert "three methods or more" in said["no_ranking"]
     assert set(said["equal"]) == {"rounds", "images", "seconds"}
+    assert said["differences"][0]["doubts"] == ["wrong-protocol"]
     text = done("leaderboard", "stats", folder)
+    assert text.splitlines()[1].endswith("p Holm\tdoubts")
     assert "+16.00" in text
     assert "no mean ranks" in text
     assert call("leaderboard", "stats", folder, "--against", "nobody").exit_code == 2

@@ -293,11 +293,14 @@ def _print_differences(gaps: Sequence[comparison.Difference], level: float) -> N
         p = "-" if one.p is None else f"{one.p:.3g}"
         corrected = "-" if one.p_holm is None else f"{one.p_holm:.3g}"
         lines.append(
-            (one.where, f"{one.method} - {one.against}", str(len(one.draws)), signed(one.mean), interval, p, corrected)
-        )
+            (
+                one.where, f"{one.method} - {one.against}", str(len(one.draws)), signed(one.mean), interval, p,
+                corrected, " ".join(one.doubts),
+            )
+        )  # fmt: skip
     tested = sum(one.p is not None for one in gaps)
     title = f"points of accuracy, paired by draw; {level:.0%} t intervals; p corrected over {tested} tests (Holm)"
-    _show(title, ("scenario", "method", "draws", "mean", "interval", "p", "p Holm"), lines)
+    _show(title, ("scenario", "method", "draws", "mean", "interval", "p", "p Holm", "doubts"), lines)
 
 
 def _print_budget(measure: str, one: comparison.EqualBudget) -> None:

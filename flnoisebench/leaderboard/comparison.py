@@ -22,7 +22,7 @@ from flnoisebench import registry
 from flnoisebench.leaderboard import naming
 from flnoisebench.leaderboard.board import members
 from flnoisebench.leaderboard.entries import Entry
-from flnoisebench.leaderboard.rows import REFERENCE, Row
+from flnoisebench.leaderboard.rows import FLAGS, REFERENCE, Row
 from flnoisebench.records import LAST_ROUNDS
 
 CELLS = 6  # fewest for mean ranks: below, Friedman's chi-squared and Nemenyi's distance are no approximations
@@ -52,7 +52,7 @@ class Difference:
 
     where: the arena in words, with what tells it from the others.  draws: those that both have.  low, high: Student's t
     interval of the mean over draws; p: of the t test against 0; p_holm: corrected for all differences that were asked
-    for together.  None where ``paired`` has none.
+    for together.  None where ``paired`` has none.  doubts: FLAGS of either row.
     """
 
     where: str
@@ -66,6 +66,7 @@ class Difference:
     low: float | None
     high: float | None
     p: float | None
+    doubts: tuple[str, ...]
     p_holm: float | None = None
 
 
@@ -134,7 +135,12 @@ def differences(
             if row is base:
                 continue
             numbers = paired(by_draw(members(row, entries)), theirs, level)
-            found.append(Difference(where, row.dataset, row.scenario, row.track, names[row], names[base], **numbers))
+            doubts = tuple(flag for flag in FLAGS if flag in row.doubts or flag in base.doubts)
+            found.append(
+                Difference(
+                    where, row.dataset, row.scenario, row.track, names[row], names[base], **numbers, doubts=doubts
+                )
+            )
     tested = [i for i, one in enumerate(found) if one.p is not None]
     for i, p in zip(tested, holm([found[i].p or 0.0 for i in tested]), strict=True):
         found[i] = replace(found[i], p_holm=p)
