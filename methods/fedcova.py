@@ -47,6 +47,7 @@ Departures, and why:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -166,6 +167,7 @@ BEST = Preset(
     protocol={"batch": 512},
     datasets={
         "cifar10": Preset(
+            tuned_on=(14, 16),
             about="tuned on draws 14 and 16 (docs/fedcova.md); at round 200 clean clients disagree < .5, noisy > .5",
             settings={
                 "cov_features": "global_current", "classifier_eps2": 0.5,
@@ -173,6 +175,7 @@ BEST = Preset(
             },
         ),
         "digits": Preset(
+            tuned_on=range(200, 206),
             about="tuned on draws 200 to 205; by round 30 clean clients disagree <= .06, noisy ones >= .32",
             settings={
                 "d": 64, "head_width": 128, "correct_start": Rounds(0.3), "correct_period": Rounds(0.3),
@@ -196,7 +199,7 @@ def _ablation(about: str, **settings: Any) -> Preset:
         settings={**BEST.settings, **settings},
         protocol=BEST.protocol,
         datasets={
-            name: Preset(about=special.about, settings={**special.settings, **settings}, protocol=special.protocol)
+            name: replace(special, settings={**special.settings, **settings})
             for name, special in BEST.datasets.items()
         },
     )

@@ -146,7 +146,10 @@ def pair(**settings):
         ("choosing-set", pair(evaluate_on="validation", holdout=0.2)),
         ("choosing-set", pair(method="fedcova", changes=["alpha=7"], choices="test")),
         ("choosing-set", pair(method="fedcova", changes=["alpha=7"], choices="test-a")),
+        ("choosing-set", [entry(FULL, method="fedcova", draw=draw) for draw in (0, 200)]),  # its preset tuned on 200
         ("unstated-choices", pair(method="fedcova", changes=["alpha=7"])),
+        ("unstated-choices", pair(track="own", changes=["protocol.optimiser.lr=0.03"])),
+        ("unstated-choices", pair(method="fedcova", track="own", changes=["protocol.batch=64"])),  # the preset's is 32
         ("mixed-commits", [pair()[0], entry(FULL, draw=1, environment={"commit": "e" * 40})]),
         ("mixed-commits", [pair()[0], entry(FULL, draw=1, environment={"method_sha256": "e" * 40})]),
         ("uncommitted", pair(environment={"commit": "c" * 40 + "+changes"})),
@@ -168,6 +171,8 @@ def test_what_is_to_be_doubted_is_flagged_and_nothing_else(flag, runs):
         pair(precision="bf16"),  # the hardware's
         pair(track="own", changes=["protocol.optimiser.lr=0.03"], choices="validation"),  # the method's recipe
         pair(method="fedcova", changes=["alpha=7"], choices="validation"),
+        pair(method="fedcova", track="own", changes=["protocol.batch=32"]),  # the preset's own, said once more
+        [entry(FULL, method="fedcova", draw=draw, evaluate_on="test-b") for draw in (0, 200)],  # half A is for choosing
         pair(method="fedcova", changes=["alpha=7"], choices="test-a", evaluate_on="test-b"),
     ],
 )
@@ -253,6 +258,15 @@ def test_a_leaderboard_is_built_verified_and_printed_from_runs(runs, built):
     assert row.commit == "c" * 40
     table = done("leaderboard", "table", built)
     assert f"{row.accuracy_mean:.2f} ± {row.accuracy_std_seeds:.2f} (2)" in table
+
+
+def test_without_runs_the_tables_alone_are_derived_anew(built, tmp_path):
+    path = built / "digits.csv"
+    whole = path.read_bytes()
+    path.unlink()
+    assert rows(done("leaderboard", "build", "--out", built))["runs"] == "0 added, 0 replaced, 0 known"
+    assert path.read_bytes() == whole
+    assert "holds no entry" in refused("leaderboard", "build", "--out", tmp_path / "nothing")
 
 
 def test_rows_recompute_without_the_runs_and_more_runs_are_merged(runs, tmp_path):

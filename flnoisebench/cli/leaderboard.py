@@ -36,14 +36,21 @@ TrackFilter = Annotated[str | None, typer.Option("--track", help="This track.", 
 @app.command()
 @console.guarded
 def build(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUNS...", help="Runs' folders, or folders of runs.")],
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[RUNS...]",
+            help="Runs' folders, or folders of runs; without any only the tables are derived anew.",
+            show_default=False,
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="The leaderboard's folder.")] = Path("leaderboards"),
     replace: Annotated[
         bool, typer.Option("--replace", help="Take a run that is there already anew.", show_default="no")
     ] = False,
 ) -> None:
     """Take runs into a leaderboard, and derive its tables anew."""
-    built = board.build(runs, out, replace=replace)
+    built = board.build(runs or (), out, replace=replace)
     for folder, why in built.left_out.items():
         console.err.print(f"left out: {folder}: {why}", style="yellow", markup=False, soft_wrap=True)
     for path in built.tables:

@@ -37,13 +37,15 @@ class Built:
 
 
 def build(runs: Iterable[Path], leaderboards: Path, *, replace: bool = False) -> Built:
-    """Take the runs in or below these folders into the leaderboard, and derive its tables anew from all entries.
+    """Take the runs in or below these folders, or none, into the leaderboard, and derive its tables anew from all
+    entries.
 
     An unfinished run is left out and said.  A run that the leaderboard has already stays as it is; with another digest
     it is refused, unless the one that is there failed.  replace: the new one is taken instead, whatever its digest
     (costs measured again on a quiet machine have the same).  Nothing is written before all is read.
 
-    Raises ValueError where a run lacks provenance, is damaged, or contradicts the entry that is there.
+    Raises ValueError where a run lacks provenance, is damaged, or contradicts the entry that is there, and where there
+    is neither a run nor an entry.
     """
     built = Built()
     there = {entry.path(leaderboards): entry for entry in entries_.load_all(leaderboards)}
@@ -73,7 +75,10 @@ def build(runs: Iterable[Path], leaderboards: Path, *, replace: bool = False) ->
                 "--replace takes the new one"
             )
         fresh[path] = entry
-    whole = {**there, **fresh}
+    if not (whole := {**there, **fresh}) and not built.left_out:
+        raise ValueError(
+            f"{leaderboards / entries_.RESULTS} holds no entry to derive tables from; name runs to take in"
+        )
     if conflicts := _draws_that_differ(whole.items()):
         raise ValueError("\n".join(f"{path}: {what}" for path, what in conflicts))
     tables = _by_dataset(rows_of(whole.values()))  # before anything is written, since a data set may be unknown

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flnoisebench import protocols, registry
-from flnoisebench.api import Config, Field
+from flnoisebench.api import Config, Field, Preset
 from flnoisebench.leaderboard.entries import Entry, hardware, sessions
 from flnoisebench.scenario.noise import reads
 from flnoisebench.settings import Settings
@@ -396,7 +396,7 @@ def flags_of(cell: Sequence[Entry]) -> list[str]:
         "wrong-protocol": not follows_protocol(settings),
         "failed-runs": len(done) < len(cell),
         "choosing-set": any(chosen_on_reported(entry.settings) for entry in cell),
-        "unstated-choices": any(entry.settings.choices == "unstated" and entry.settings.changed for entry in cell),
+        "unstated-choices": any(entry.settings.choices == "unstated" and set_by_hand(entry.settings) for entry in cell),
         "mixed-commits": len({(said["commit"], said["method_sha256"]) for said in environments}) > 1,
         "uncommitted": any(said["commit"].endswith("+changes") for said in environments),
         "mixed-hardware": len({tuple(hardware(said).values()) for said in environments}) > 1,
@@ -406,11 +406,36 @@ def flags_of(cell: Sequence[Entry]) -> list[str]:
 
 
 def chosen_on_reported(settings: Settings) -> bool:
-    """Whether accuracies are on images that are for choosing, or that values were chosen on."""
+    """Whether accuracies are on images that are for choosing, or that values, the preset's too, were chosen on."""
     chosen, reported = settings.choices, settings.evaluate_on
     if reported not in ("test", "test-b"):
         return True
+    if reported == "test" and settings.scenario.draw in _tuned_on(settings):
+        return True
     return chosen == reported or (chosen.startswith("test") and "test" in (chosen, reported))
+
+
+def _tuned_on(settings: Settings) -> Sequence[int]:
+    preset = _preset(settings)
+    return preset.datasets.get(settings.scenario.dataset, preset).tuned_on
+
+
+def _preset(settings: Settings) -> Preset:
+    """The preset of a run; one that says nothing where it is not installed here."""
+    try:
+        return registry.load_method(settings.method).presets[settings.preset]
+    except (ValueError, KeyError):
+        return Preset()
+
+
+def set_by_hand(settings: Settings) -> bool:
+    """Whether values are not the preset's: the method's, or outside the track common the training's.  In the track
+    common another training is another protocol; rounds and precision are a budget and a machine's everywhere."""
+    if settings.changed or settings.track == "common":
+        return bool(settings.changed)
+    said = {name: value for name, value in settings.protocol_overrides.items() if name not in ("rounds", "precision")}
+    _, own = _preset(settings).on(settings.scenario.dataset)
+    return not said.items() <= own.items()
 
 
 def follows_protocol(settings: Settings) -> bool:
