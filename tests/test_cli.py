@@ -665,6 +665,13 @@ def test_list_noise_and_partitions_details_name_every_field_with_its_reason():
             assert re.search(rf"^    {field} = .*{re.escape(info.description)}$", text, re.MULTILINE), field
 
 
+def test_a_type_is_said_as_people_read_it():
+    text = done("list", "noise", "--details") + done("list", "methods", "--details")
+    assert "    mass = drawn share of all labels\tdrawn|stratified|float\t" in text
+    assert "    milestones = (Rounds(0.5), Rounds(0.75)) rounds\ttuple[Rounds, ...]\t" in text
+    assert "    k1 = 10 clients\tint|None\t" in text
+
+
 def test_list_partitions_says_what_each_law_does_and_reads():
     said = dict(line.split("\t") for line in done("list", "partitions").splitlines())
     assert said["natural"] == "the clients that the data set names itself"

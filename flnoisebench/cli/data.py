@@ -20,7 +20,7 @@ from flnoisebench.cli import options as opt
 from flnoisebench.cli.listing import line
 
 app = typer.Typer(no_args_is_help=True, help="Look for data sets, fetch, check and prepare them.")
-Name = Annotated[str, typer.Argument(help="A name from `list datasets`.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A name from `list datasets`.")]
 
 
 @app.command("list")
@@ -200,7 +200,9 @@ def prepare(
 
 @app.command("make-fixture")
 @console.guarded
-def make_fixture(name: Name, folder: Annotated[Path, typer.Argument(help="A new or empty folder.")]) -> None:
+def make_fixture(
+    name: Name, folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")]
+) -> None:
     """Write a small imitation of a data set that cannot be downloaded, in its published layout, for tests."""
     about = registry.load_dataset(name).make_fixture(folder)
     line(name, "there", f"an imitation in {folder}: {about}")

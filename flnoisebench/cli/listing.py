@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 import typing
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,11 +30,15 @@ def line(name: str, *about: str) -> None:
 
 
 def type_name(annotation: Any) -> str:
-    if typing.get_origin(annotation) is typing.Literal:
-        return "|".join(map(str, typing.get_args(annotation)))
-    if typing.get_args(annotation):
-        return str(annotation).replace("typing.", "").replace("NoneType", "None")
-    return getattr(annotation, "__name__", str(annotation))
+    """As people read it: ``paper|code``, ``float|None``, ``tuple[Rounds, ...]``."""
+    origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return "|".join(map(str, inner))
+    if origin in (typing.Union, types.UnionType):
+        return "|".join(map(type_name, inner))
+    if inner:
+        return f"{origin.__name__}[{', '.join('...' if one is ... else type_name(one) for one in inner)}]"
+    return "None" if annotation is types.NoneType else getattr(annotation, "__name__", str(annotation))
 
 
 def settings_of(kind: type[Config], indent: str = "    ") -> None:

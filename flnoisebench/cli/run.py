@@ -61,7 +61,11 @@ def run(
         str | None, typer.Option(help="Training budget, from `list protocols`.", show_default="the data set's")
     ] = None,
     track: Annotated[
-        str, typer.Option(help=f"Whose budget: {', '.join(TRACKS)} (own: the preset's protocol values apply).")
+        str,
+        typer.Option(
+            help=f"Whose budget: {', '.join(TRACKS)} (common: the protocol's; own: with the preset's protocol values "
+            "over it; tuned: with values set by hand, chosen in as many trials for every method)."
+        ),
     ] = "common",
     preset: Annotated[str | None, typer.Option(help="The method's preset.", show_default="its first")] = None,
     noise: opt.NoiseName = None,
@@ -90,7 +94,11 @@ def run(
         ),
     ] = None,
     evaluate_on: Annotated[
-        str, typer.Option(help=f"What accuracies are measured on: {', '.join(EVALUATE_ON)}.")
+        str,
+        typer.Option(
+            help=f"What accuracies are measured on: {', '.join(EVALUATE_ON)} (a and b: halves of the test set; both "
+            "validations: what a hold-out keeps out of training, by its true or its given labels)."
+        ),
     ] = "test",
     holdout: opt.Holdout = 0.0,
     oracle: opt.OracleName = None,
