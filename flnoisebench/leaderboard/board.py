@@ -72,7 +72,7 @@ def build(runs: Iterable[Path], leaderboards: Path, *, replace: bool = False) ->
             raise ValueError(
                 f"{folder} is the run of {path}, with another digest ({entry.digest[:16]}, there {known.digest[:16]}; "
                 f"made by commit {entry.code[0][:12]}, there by {known.code[0][:12]}). One run has one result: "
-                "--replace takes the new one"
+                "leave it out, or --replace takes the new one"
             )
         fresh[path] = entry
     if not (whole := {**there, **fresh}) and not built.left_out:
