@@ -35,13 +35,13 @@ def one(options: dict[str, Any], place: dict[str, Any]) -> Path:
 
 def row(method: str, folders: list[Path], reference: list[float]) -> str:
     results = [records.load_result(folder) for folder in folders]
-    rounds = [records.load_records(folder) for folder in folders]
+    last = [records.LastRounds.of(records.load_records(folder)) for folder in folders]
     values = [result.accuracy.last5_mean or 0.0 for result in results]
     spread = statistics.stdev(values) if len(values) > 1 else float("nan")
     against = statistics.fmean(a - b for a, b in zip(values, reference, strict=True))
     judged = []
     for name in JUDGED:
-        known = [one[-1].judged[name] for one in rounds if name in one[-1].judged]
+        known = [one.judged[name] for one in last if name in one.judged]
         judged.append(f"{statistics.fmean(known):5.1f}" if known else "    -")
     seconds = statistics.fmean(result.seconds["round"] for result in results)
     after = [result.label_noise_after for result in results if result.label_noise_after is not None]

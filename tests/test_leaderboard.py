@@ -360,7 +360,7 @@ def test_another_result_of_the_same_run_is_refused_unless_it_is_to_replace(built
     first = next(path for path in (built / "results").rglob("*.json"))
     content = json.loads(first.read_text()) | {"digest": "0" * 64}
     first.write_text(json.dumps(content))
-    assert "with another digest" in refused("leaderboard", "build", runs, "--out", built)
+    assert "leave it out, or --replace" in refused("leaderboard", "build", runs, "--out", built)
     assert "1 replaced, 3 known" in done("leaderboard", "build", runs, "--out", built, "--replace")
     content = json.loads(first.read_text()) | {"peak_memory": 7}  # a cost: measured anew, the digest is the same
     first.write_text(json.dumps(content))
@@ -629,3 +629,25 @@ def test_agreement_by_hand():
     assert not agreement(stated[:1], [entry((61.0,), **elsewhere)]).agrees  # a single round states no spread
     with pytest.raises(ValueError, match="nothing was repeated"):
         agreement(stated[:1], [entry((60.0,), seed=1)])
+
+
+@pytest.mark.parametrize(
+    ("dataset", "head", "at"), [("digits", "(.4, .5), 22.1 %", 3), ("fashion-mnist", "(.4, .5), 15.5 %", 1)]
+)
+def test_the_documented_tables_are_the_leaderboards(dataset, head, at):
+    """Accuracy of the column ``at``, and precision and recall of what is detected there."""
+    root = Path(__file__).resolve().parents[1]
+    known = {
+        f"{row.accuracy_mean:.2f} ± {row.accuracy_std_seeds:.2f}".replace(" 0.", " ."): row
+        for row in board.read(root / "leaderboards", dataset)[0]
+        if row.n > 1
+    }
+    text = (root / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    lines = text[text.index(f"| method | {head}") :].split("\n\n")[0].splitlines()[2:]
+    assert len(lines) == 14
+    for line in lines:
+        cells = [cell.strip() for cell in line.split("|")[1:-1]]
+        row = known[cells[at]]
+        judged = ((row.clients_precision, row.clients_recall), (row.samples_precision, row.samples_recall))
+        wanted = [f"{found:.0f} / {share:.0f}" for found, share in judged if found is not None]
+        assert [cell for cell in cells if " / " in cell] == wanted, cells[0]
