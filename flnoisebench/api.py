@@ -131,6 +131,7 @@ class Rounds:
     """A duration or a moment in rounds: an int is absolute, a float a share of the run's length.
 
     Shares keep a schedule's shape when a run is shortened: ``Rounds(0.4).of(500)`` is 200, ``.of(50)`` is 20.
+    Raises ValueError for anything else, below 0 or not finite.
     """
 
     def __init__(self, value: int | float | Rounds) -> None:
@@ -288,7 +289,7 @@ class Batch:
     sample   {name: [B, ...]} rows of the call's per-sample tensors (clean probability, pseudo-label, weight)
     step     int64 scalar tensor, the step within the epoch; steps: the number of steps in an epoch
     draw     {name: [...]} this step's row of the call's pre-drawn tensors (mixup weights, dropout masks)
-    given    the call's tree (anchor weights, centroids, priors); its numbers arrive as fp64 or int64 scalars
+    given    the call's tree (anchor weights, centroids, priors); its numbers arrive as fp64, int64 or bool scalars
     frozen   {name: Module} networks in eval mode without gradient (teacher, peer)
     carry    the tree that the previous step returned (the call's carry before the first)
     other    {name: Batch} one batch of each further stream (DivideMix's unlabelled half)
@@ -313,8 +314,8 @@ class Batch:
 
 
 class Fit(NamedTuple):
-    """What ``fit`` returns: the mean loss a sample, the last carry, the per-sample tensors with what the loss
-    wrote into them, and the number of optimiser steps."""
+    """What ``fit`` returns: the mean loss a sample (0.0 after no step), the last carry, the per-sample tensors with
+    what the loss wrote into them, and the number of optimiser steps."""
 
     loss: float
     carry: Tree
@@ -351,14 +352,14 @@ class Side(ABC):
 
     @abstractmethod
     def seed(self, name: str) -> int:
-        """A 32-bit seed from the named stream, for scikit-learn's ``random_state``."""
+        """A 32-bit seed from the named stream, for scikit-learn's ``random_state``; a name once a call, as ``rng``."""
 
     @abstractmethod
     def model(self, weights: Tree = None, name: str = "main", *, frozen: bool = False) -> torch.nn.Module:
         """The method's network with these weights (None: initialised from the named stream).
 
-        Networks of different names are independent; one name twice in a call raises ValueError.  frozen: eval
-        mode, no gradients.
+        Networks of different names are independent.  frozen: eval mode, no gradients.  Raises ValueError for one name
+        twice in a call, and for weights of another network.
         """
 
     @abstractmethod
@@ -394,17 +395,19 @@ class Side(ABC):
         """Train ``network`` in place.
 
         data: whose images (default: own; a server has only ``public``).  labels: [n] int64 or [n, J] float in the
-        owner's order (default: the given labels).  subset: int64 positions to train on (default: all).  views:
-        augmentations a batch (0: one, not augmented).  batch, epochs, optimiser, last_batch: default the
+        owner's order (default: the given labels; -1 for public images).  subset: int64 positions to train on (default:
+        all).  views: augmentations a batch (0: one, not augmented).  batch, epochs, optimiser, last_batch: default the
         protocol's; steps: that many steps instead of epochs, reshuffling as often as needed.  streams: {name:
-        {"subset", "views", "batch"}} for ``Batch.other``, each cycling through its subset independently of the
-        main one.  draw: {name: [epochs * steps an epoch, ...]}.  sample, given, frozen, carry: see ``Batch``; a
-        loss that returns a carry needs one to begin with, of the same structure and shapes.  stream: the name of the
-        random stream for shuffling and augmentation, once a call.
+        {"subset", "views", "batch"}} (defaults as above) for ``Batch.other``, each cycling through its subset
+        independently of the main one, in whole batches.  draw: {name: [all steps, ...]}.  sample: {name: [n, ...]} in
+        the owner's order.  given, frozen, carry: see ``Batch``; a loss that returns a carry needs one to begin with, of
+        the same structure and shapes.  stream: the name of the random stream for shuffling and augmentation, once a
+        call.
 
-        Raises ValueError for a closure as loss (it names the captured variable) and for tensors of a wrong
-        length, FloatingPointError when the loss becomes NaN or infinite.  A sample alone in its batch cannot pass
-        a BatchNorm in training: it joins the batch before, or is skipped and counted when there is none.
+        Raises ValueError for a closure as loss (it names the captured variable), for tensors of a wrong length and for
+        frozen networks that are trainable, FloatingPointError when the loss becomes NaN or infinite.  A sample alone in
+        its batch cannot pass a BatchNorm in training: it joins the batch before, or is skipped and counted when there
+        is none.
         """
 
     @abstractmethod
@@ -420,8 +423,9 @@ class Side(ABC):
         stream: str = "apply",
     ) -> Tree:
         """``function`` over images in large batches without gradient; the rows of the trees that it returns are
-        put together in sample order.  view: the test transform, or the training augmentation once.  ``batch.y``
-        holds the given labels, -1 for public images."""
+        put together in the order of ``subset`` (default: all, in the owner's order).  view: the test transform, or
+        the training augmentation once.  ``batch.y`` holds the given labels, -1 for public images.  Raises ValueError
+        for what has no row an image, and as ``fit``."""
 
 
 class Client(Side):
@@ -444,15 +448,18 @@ class Server(Side):
     @abstractmethod
     def cohort(self, participation: float | None = None, name: str = "cohort") -> tuple[int, ...]:
         """``max(1, int(participation * clients))`` client ids without replacement, sorted (default: the
-        protocol's participation).  Each exchange draws others: who wants one cohort a round keeps it in the state."""
+        protocol's participation).  Each exchange draws others: who wants one cohort a round keeps it in the state.
+        Raises ValueError for a participation outside (0, 1], and for one name twice in a call."""
 
     @abstractmethod
     def note(self, **values: float | int | str | bool | list[Any]) -> None:
-        """Write facts into the round's record (votes, flagged clients, «could not decide»)."""
+        """Write facts into the round's record (votes, flagged clients, «could not decide»).  Raises ValueError for
+        what JSON cannot say."""
 
     @abstractmethod
     def claim(self, noisy_clients: Sequence[int]) -> None:
-        """Tell the evaluator which clients the server now holds for noisy; all others count as held clean."""
+        """Tell the evaluator which clients the server now holds for noisy; all others count as held clean.  Raises
+        ValueError for an id that no client has."""
 
 
 # ------------------------------------------------------------------------------------------------- method
@@ -587,7 +594,8 @@ def average(parts: Sequence[Tree], shares: Sequence[float]) -> Tree:
 
     Summed in float64 in the given order, then cast back, so lanes do not matter.  Integer tensors (BatchNorm's
     step counters) keep their dtype and take the maximum: a mean of counters is no count.  Raises ValueError when
-    there is nothing to average.
+    there is nothing to average, for shares of another number or whose sum is not above 0, and for leaves that are no
+    tensors.
     """
     if not parts or len(parts) != len(shares):
         raise ValueError(f"average needs as many shares as parts, and at least one: {len(parts)} and {len(shares)}")

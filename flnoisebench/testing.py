@@ -144,7 +144,7 @@ def tiny_run(
     method: a class at the top level of a file (workers import it from there), or a name as --method takes it.  noise:
     the share of wrong labels, the same on all clients, or a law.  partition: fields of Partition (default: iid).
     change: gets scenario and truth and returns what to use instead.  protocol: fields of Protocol over
-    ``tiny_protocol``.
+    ``tiny_protocol``.  Raises ValueError for settings that the method does not take, and as ``path_of``.
     """
     name = method if isinstance(method, str) else path_of(method)
     arrays = tiny_arrays(public=20) if arrays is None else arrays
