@@ -195,7 +195,8 @@ def _read(
 
 # The published files hold numpy arrays, which torch reads without running anything once these names are allowed.
 _NUMPY = [
-    *[(np._core.multiarray._reconstruct, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")],
+    # its home is numpy.core before numpy 2, numpy._core from there on
+    *[(np.zeros(0).__reduce__()[0], f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")],
     (np.ndarray, "numpy.ndarray"),
     (np.dtype, "numpy.dtype"),
     (codecs.encode, "_codecs.encode"),

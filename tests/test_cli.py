@@ -399,7 +399,7 @@ def test_ctrl_c_and_sigterm_stop_a_run_and_the_same_command_completes_with_the_d
         # a shell starts what it puts in the background with Ctrl-C ignored, and so would be whatever the tests start
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 120
     while not Path("waiting").exists() and process.poll() is None:
         assert time.monotonic() < limit
         time.sleep(0.02)

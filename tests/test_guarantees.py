@@ -178,7 +178,7 @@ def killed(tmp_path_factory):
     script = out / "driver.py"
     script.write_text(textwrap.dedent(DRIVER))
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, script, out], env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, script, out], env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
 
@@ -228,7 +228,7 @@ def test_guarantee_1_a_run_that_is_killed_takes_its_workers_along(tmp_path):
     script = tmp_path / "killed.py"
     script.write_text(textwrap.dedent(KILLED_WITH_WORKERS))
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    done = subprocess.run([sys.executable, script, tmp_path], env=env, timeout=120)
+    done = subprocess.run([sys.executable, script, tmp_path], env=env, timeout=300)
     assert done.returncode == -signal.SIGKILL
     workers = [int(pid) for pid in (tmp_path / "workers").read_text().split()]
     assert len(workers) == 2
