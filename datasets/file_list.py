@@ -96,6 +96,10 @@ class FileList(Dataset):
             clients=tuple(clients) or None,
         )
 
+    def natural_clients(self, root: Path) -> int | None:
+        train, _ = _lists(Path(root).absolute(), self.source)
+        return len(set(train.clients)) or None
+
     def check(self, root: Path, progress: Progress) -> Iterator[Finding]:
         """Everything that is wrong with the lists, line by line, all images that cannot be decoded, and how many
         clients and wrong labels the lists name."""

@@ -770,6 +770,12 @@ class Dataset(ABC):
         where nobody gave any."""
         return {}
 
+    def natural_clients(self, root: Path) -> int | None:
+        """How many clients ``Arrays.owners`` tells apart, for the partition "natural"; None where the data set names
+        none.  To be overridden where that is known without the images.  Raises as ``load`` does."""
+        owners = self.load(root).owners
+        return None if owners is None else int(owners.max()) + 1
+
     def check(self, root: Path, progress: Progress) -> Iterator[Finding]:
         """Findings about the files that ``load`` alone would not show, or only the first of; images by the million may
         be read for it.  Raises MissingData."""

@@ -42,8 +42,8 @@ ELSEWHERE = ("device", "lanes", "executor", "data_root", "out", "retry", "log_to
 Point = dict[str, Any]  # {"method": "fedavg", "set.alpha": 2, ...}: one combination
 
 
-def load(path: Path, *, device: str) -> list[Settings]:
-    """The runs of a grid file.  device: ``cpu`` or ``cuda``, as in ``settings.from_options``.
+def load(path: Path, *, device: str, data_root: Path | None = None) -> list[Settings]:
+    """The runs of a grid file.  device: ``cpu`` or ``cuda``, and data_root, as in ``settings.from_options``.
 
     Raises ValueError that names the file and every wrong combination (the first SHOWN of them).
     """
@@ -54,7 +54,7 @@ def load(path: Path, *, device: str) -> list[Settings]:
     except ValueError as error:  # not UTF-8, or not TOML
         raise ValueError(f"{path} is not TOML: {error}") from None
     try:
-        return runs_of(expand(content), device=device)
+        return runs_of(expand(content), device=device, data_root=data_root)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -88,13 +88,13 @@ def expand(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def runs_of(combinations: Iterable[Mapping[str, Any]], *, device: str) -> list[Settings]:
+def runs_of(combinations: Iterable[Mapping[str, Any]], *, device: str, data_root: Path | None = None) -> list[Settings]:
     """Settings of every combination; what comes to the same run comes once.  Raises ValueError as ``load`` does."""
     found: dict[Path, Settings] = {}
     wrong: list[str] = []
     for options in combinations:
         try:
-            settings = from_options(options, device=device)
+            settings = from_options(options, device=device, data_root=data_root)
         except ValueError as error:
             wrong.append(f"{said(options)}: {error}")
         else:

@@ -175,7 +175,7 @@ def resolve(
     noise: str | None = None,
     noise_changes: Mapping[str, Any] | None = None,
     partition_changes: Mapping[str, Any] | None = None,
-    clients: int = 20,
+    clients: int | None = None,
     draw: int = 0,
     holdout: float = 0.0,
     seed: int = 0,
@@ -186,6 +186,7 @@ def resolve(
     oracle: str | None = None,
     choices: str | None = None,
     deterministic: bool = True,
+    data_root: Path | None = None,
 ) -> Settings:
     """Complete settings.  ``changes``: ``name=value`` of the method, or ``protocol.name=value``.  ``method``:
     FedCova by default; under an oracle FedAvg, the reference row.  ``choices``: see Settings; by default "preset"
@@ -193,7 +194,8 @@ def resolve(
 
     Order: protocol file, then (track own) the preset's protocol, then ``rounds``, ``precision`` and ``changes``, which
     must not contradict each other.
-    Raises ValueError (UnknownName with near misses among them) for whatever cannot be; nothing is loaded or written.
+    Raises ValueError (UnknownName with near misses among them) for whatever cannot be; nothing is written, and no data
+    are read but as ``resolve_scenario`` does.
     """
     method = method or ("fedavg" if oracle else "fedcova")
     method_class = registry.load_method(method)
@@ -233,6 +235,7 @@ def resolve(
         clients=clients,
         draw=draw,
         holdout=holdout,
+        data_root=data_root,
     )
     return _validated(
         Settings,
@@ -271,11 +274,12 @@ ALSO = {
 _WANTED = {str: "a string", float: "a number", int: "a whole number", bool: "true or false", list: "a list of strings"}
 
 
-def from_options(options: Mapping[str, Any], *, device: str) -> Settings:
+def from_options(options: Mapping[str, Any], *, device: str, data_root: Path | None = None) -> Settings:
     """Complete settings from the options that ``run`` takes (OPTIONS names them); those that are None were not said.
 
     device: ``cpu`` or ``cuda``, which the precision depends on where none is said: bf16 is a GPU's; emulated on most
-    CPUs it is slow and no more exact than fp32.  Raises ValueError as ``resolve``, and for a value of another type.
+    CPUs it is slow and no more exact than fp32.  data_root: see ``resolve_scenario``.  Raises ValueError as
+    ``resolve``, and for a value of another type.
     """
     said = {name: value for name, value in options.items() if value is not None}
     for name, value in said.items():
@@ -294,7 +298,7 @@ def from_options(options: Mapping[str, Any], *, device: str) -> Settings:
         and "protocol.precision" not in dict(map(parse_assignment, changes))
     ):
         rest["precision"] = "fp32"
-    return resolve(noise_changes=noise_changes, partition_changes=law, changes=changes, **rest)
+    return resolve(noise_changes=noise_changes, partition_changes=law, changes=changes, data_root=data_root, **rest)
 
 
 def scenario_changes(said: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -358,13 +362,15 @@ def resolve_scenario(
     noise: str | None = None,
     noise_changes: Mapping[str, Any] | None = None,
     partition_changes: Mapping[str, Any] | None = None,
-    clients: int = 20,
+    clients: int | None = None,
     draw: int = 0,
     holdout: float = 0.0,
+    data_root: Path | None = None,
 ) -> ScenarioSpec:
     """The scenario alone; raises ValueError for what cannot be, and for a change that the law does not read: it would
     give the same federation another name.  noise: a preset, or a TOML file that ends in .toml; by default fedcova-sym,
-    and where the labels of the data set are wrong already "given", those labels."""
+    and where the labels of the data set are wrong already "given", those labels.  clients: by default 20, and of the
+    partition "natural" as many as the data set names, for which its files in ``data_root`` are looked at."""
     data = registry.load_dataset(dataset)
     noise = noise or ("fedcova-sym" if data.labels_are_true else "given")
     from_file = noise.endswith(".toml")
@@ -390,11 +396,15 @@ def resolve_scenario(
             raise ValueError(
                 f"{name}={value!r} would change nothing in partition {split.law!r}: it reads {', '.join(sorted(read))}"
             )
+    if clients is None and split.law == "natural":
+        if data_root is None:
+            raise ValueError("partition 'natural': say how many clients the data set names, or where its files are")
+        clients = data.natural_clients(data_root)
     return _validated(
         ScenarioSpec,
         {
+            **({} if clients is None else {"clients": clients}),
             "dataset": dataset,
-            "clients": clients,
             "partition": pinned(split),
             "noise": law,
             "noise_name": noise_name(Path(noise)) if from_file else noise,

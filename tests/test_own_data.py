@@ -11,7 +11,9 @@ from flnoisebench_datasets.file_list import FileList
 from flnoisebench_datasets.synthetic import Synthetic
 from PIL import Image
 
-from flnoisebench.api import MissingData
+from flnoisebench.api import Dataset, MissingData
+from flnoisebench.scenario import load
+from flnoisebench.settings import from_options
 
 CLIENTS = ("10", "9", "9", "10", "9", "9")
 
@@ -104,7 +106,7 @@ def test_missing_lists_show_what_to_write(tmp_path):
 
 
 def test_the_lists_clients_and_truth_reach_the_run(lists, tmp_path):
-    options = ("--dataset", "file-list", "--data-root", lists, "--clients", "2", "--partition", "natural")
+    options = ("--dataset", "file-list", "--data-root", lists, "--partition", "natural")
     out = done("run", "--method", "fedavg", *options, "--rounds", "1", "--set", "protocol.model=mlp", "--json", "--out",
                tmp_path / "runs")  # fmt: skip
     result = json.loads(out.splitlines()[-1])
@@ -141,6 +143,30 @@ def test_check_names_every_image_that_cannot_be_decoded(lists):
     found = call("data", "check", "file-list", "--data-root", lists)
     assert found.exit_code == 1
     assert all(f"{path} cannot be decoded" in found.stdout for path in broken)
+
+
+def test_the_clients_that_a_list_names_need_not_be_counted_and_who_counts_them_has_the_same_run(lists, tmp_path):
+    named = {"method": "fedavg", "dataset": "file-list", "partition": "natural"}
+    settings = from_options(named, device="cpu", data_root=lists)
+    assert settings == from_options({**named, "clients": 2}, device="cpu")
+    assert settings.scenario.clients == Dataset.natural_clients(FileList(), lists) == 2
+    with pytest.raises(ValueError, match="say how many clients"):
+        from_options(named, device="cpu")
+    (tmp_path / "grid.toml").write_text('dataset = "file-list"\npartition = "natural"\nmethod = "fedavg"\nrounds = 1')
+    plan = done("sweep", tmp_path / "grid.toml", "--data-root", lists, "--dry-run", "--out", tmp_path / "runs")
+    assert "natural_m2" in plan
+    manifest = tmp_path / "natural.safetensors"
+    words = ("scenario", "build", "--dataset", "file-list", "--data-root", lists, "--out", manifest)
+    done(*words, "--partition", "natural")
+    assert load(manifest)[0].spec.clients == 2
+
+
+def test_a_list_without_clients_has_no_natural_ones(lists):
+    lines = (lists / "train.csv").read_text().splitlines()
+    (lists / "train.csv").write_text("\n".join(line.rsplit(",", 1)[0] for line in lines) + "\n")
+    assert FileList().natural_clients(lists) is Dataset.natural_clients(FileList(), lists) is None
+    said = refused("run", "--dataset", "file-list", "--data-root", lists, "--partition", "natural")
+    assert "the data set names no clients; take another partition" in said
 
 
 def test_too_many_clients_for_a_list_are_told_how_many_it_names(lists):

@@ -197,11 +197,13 @@ def test_a_dry_run_says_what_is_done_and_what_the_rest_costs_and_writes_nothing(
     assert snapshot(out) == before
 
 
-def test_the_example_for_images_of_ones_own_adds_no_noise_and_needs_no_truth():
-    found = grid.load(EXAMPLES / "own.toml", device="cpu")
+def test_the_example_for_images_of_ones_own_adds_no_noise_and_needs_no_truth(tmp_path):
+    (tmp_path / "train.csv").write_text("path,label,client\na.png,cat,north\nb.png,dog,south\nc.png,dog,north\n")
+    (tmp_path / "test.csv").write_text("path,label\nd.png,cat\n")
+    found = grid.load(EXAMPLES / "own.toml", device="cpu", data_root=tmp_path)
     assert len(found) == 6 * 3
     assert {one.scenario.noise_name for one in found} == {"given"}
-    assert {one.scenario.partition.law for one in found} == {"natural"}
+    assert {(one.scenario.partition.law, one.scenario.clients) for one in found} == {("natural", 2)}
     assert {(one.scenario.holdout, one.evaluate_on) for one in found} == {(0.2, "noisy-validation")}
     assert not any(registry.load_method(one.method).card.told for one in found)
 

@@ -34,7 +34,12 @@ OracleName = Annotated[
 DatasetName = Annotated[str, typer.Option("--dataset", "-d", help="A name from `list datasets`.")]
 Draw = Annotated[int, typer.Option(min=0, help="Seed of the scenario: who holds what, who is noisy, how much.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the run: initial weights, shuffling, augmentation.")]
-Clients = Annotated[int, typer.Option(min=1, help="Number of clients.")]
+Clients = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Number of clients.", show_default="20; of the partition natural, all that the data set names"
+    ),
+]
 Holdout = Annotated[float, typer.Option(help="Share of each client's samples kept out of training, for choosing.")]
 
 NOISE, PARTITION = "Noise", "Partition"

@@ -77,7 +77,7 @@ def run(
     p: opt.P = None,
     alpha: opt.Alpha = None,
     min_size: opt.MinSize = None,
-    clients: opt.Clients = 20,
+    clients: opt.Clients = None,
     draw: opt.Draw = 0,
     seed: opt.Seed = 0,
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds.", show_default="the protocol's")] = None,
@@ -156,13 +156,14 @@ def run(
     }  # fmt: skip
     typed = {name: value for name, value in said.items() if _typed(context, name) and value is not None}
     rest = {name: value for name, value in said.items() if name not in typed}
-    settings = from_options(overlaid(rest, typed), device=place.type)
+    root = data_root or opt.default_data_root()
+    settings = from_options(overlaid(rest, typed), device=place.type, data_root=root)
     log = tracking.Log(log_to or (), settings.folder(out), out, settings, on_trouble=console.warn)
     prepared = None
     try:
         prepared = runtime.prepare(
             settings,
-            data_root=data_root or opt.default_data_root(),
+            data_root=root,
             out=out,
             device=device,
             lanes=lane_count,

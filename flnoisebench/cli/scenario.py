@@ -37,7 +37,7 @@ def build(
     p: opt.P = None,
     alpha: opt.Alpha = None,
     min_size: opt.MinSize = None,
-    clients: opt.Clients = 20,
+    clients: opt.Clients = None,
     draw: opt.Draw = 0,
     holdout: opt.Holdout = 0.0,
     data_root: opt.DataRoot = None,
@@ -55,6 +55,7 @@ def build(
         "alpha": alpha, "min_size": min_size,
     }  # fmt: skip
     noise_changes, partition_changes = scenario_changes(said)
+    data, root = registry.load_dataset(dataset), data_root or opt.default_data_root()
     spec = resolve_scenario(
         dataset=dataset,
         noise=noise,
@@ -63,8 +64,8 @@ def build(
         clients=clients,
         draw=draw,
         holdout=holdout,
+        data_root=root,
     )
-    data, root = registry.load_dataset(dataset), data_root or opt.default_data_root()
     built = build_scenario(spec, data, data.load(root), root)
     path = out or Path(f"{dataset}-{spec.slug}-draw{draw}.safetensors")
     if path.is_file() and not replace and path.read_bytes() != scenario.encoded(*built):

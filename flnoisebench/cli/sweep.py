@@ -93,7 +93,8 @@ def sweep(
         place, device = place_of(device, workers, runs_per_gpu, scheduler, slurm)
     elif device == "auto":
         device = runtime.pick_devices("auto")[0].type
-    wanted = grid.load(grid_file, device=device)
+    root = data_root or opt.default_data_root()
+    wanted = grid.load(grid_file, device=device, data_root=root)
     if dry_run:
         print_plan(wanted, out, place, retry=retry, as_json=as_json)
         return
@@ -101,7 +102,7 @@ def sweep(
     work = engine().Sweep(
         wanted,
         out=out,
-        data_root=data_root or opt.default_data_root(),
+        data_root=root,
         place=place,
         device=device,
         lanes=lane_count,

@@ -231,7 +231,7 @@ def _taken(spec: Partition, owners: Ints | None, samples: int, clients: int) -> 
     if counts.min() < spec.min_size:
         raise ValueError(
             f"{source}: client {int(counts.argmin())} has {int(counts.min())} samples, and min_size={spec.min_size} "
-            "are wanted: lower clients or min_size, or join small clients"
+            "are wanted: lower min_size, or join small clients"
         )
     return owners.astype(np.int64)  # a copy
 
