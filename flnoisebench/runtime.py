@@ -60,7 +60,9 @@ class MethodError(RuntimeError):
     """A method failed on the server's side, or answered what the contract does not allow."""
 
 
-MOST_EXCHANGES = 1000  # of a round; a plan that never closes one would otherwise go on in silence for ever
+# Of a round; a plan that never closes one would otherwise go on in silence for ever.  A method may go from client to
+# client, so it is the larger of the two.
+MOST_EXCHANGES, MOST_EXCHANGES_A_CLIENT = 1000, 10
 
 
 class AlreadyDone(RuntimeError):
@@ -652,10 +654,10 @@ class Run:
             position.round, position.exchange, position.open = round + 1, 0, _Open()
         else:
             position.exchange += 1
-            if position.exchange == MOST_EXCHANGES:
+            if position.exchange == (most := max(MOST_EXCHANGES, MOST_EXCHANGES_A_CLIENT * self.engine.clients)):
                 raise self._refused(
                     "plan", round, position.exchange,
-                    f"the round is still open after {MOST_EXCHANGES} exchanges; no plan had closes_round=True, and the "
+                    f"the round is still open after {most} exchanges; no plan had closes_round=True, and the "
                     f"last one's task is {plan.task!r}",
                 )  # fmt: skip
             position.open.add(meter.take())

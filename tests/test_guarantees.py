@@ -940,11 +940,19 @@ def test_guarantee_7_settings_that_change_results_get_a_folder_of_their_own(tmp_
 
 def test_guarantee_6_a_round_that_no_plan_closes_comes_to_an_end(tmp_path, monkeypatch):
     monkeypatch.setattr("flnoisebench.runtime.MOST_EXCHANGES", 5)
+    monkeypatch.setattr("flnoisebench.runtime.MOST_EXCHANGES_A_CLIENT", 1)
     settings = {"how": "never closed", "mended": str(tmp_path / "mended")}
     run = tiny_run(fixtures.Faulty, tmp_path, settings=settings)
     with pytest.raises(MethodError, match=r"round 1, exchange 5: the round is still open after 5 exchanges.*'train'"):
         run.execute()
     assert records.load_result(run.folder).rounds == 1
+
+
+def test_guarantee_6_a_round_that_goes_from_client_to_client_is_as_long_as_there_are_clients(tmp_path, monkeypatch):
+    monkeypatch.setattr("flnoisebench.runtime.MOST_EXCHANGES", 3)
+    run = tiny_run(fixtures.Sweep, tmp_path, rounds=1)
+    run.execute()
+    assert records.load_records(run.folder)[0].exchanges == 4
 
 
 def test_guarantee_7_a_result_says_under_which_commits_and_on_what_its_run_was_carried_out(tmp_path, monkeypatch):
