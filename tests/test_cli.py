@@ -757,7 +757,25 @@ def test_show_prints_a_finished_run_summary_and_curve():
     curve = [f"{record.accuracy:.2f}" for record in records.load_records(folder)]
     assert rows(shown)["accuracy by round"] == " ".join(curve)
     assert "last round, loss" in rows(shown)
+    parts = rows(shown)["time by part"].split(", ")
+    assert {part.split()[0] for part in parts} == {
+        "clients",
+        "fit",
+        "aggregate",
+        "evaluate",
+        "digest",
+        "commit",
+        "plan",
+    }
+    assert parts[0].startswith("clients ")  # the slowest first
     assert done("show", folder) == shown
+
+
+def test_samples_that_no_batch_took_are_in_the_summary():
+    assert rows(done(*RUN))["images trained"] == "2,876"
+    # three clients of 288 samples and two of 287 have two batches of 128 each
+    whole = ("--partition", "iid", "--set", "protocol.batch=128", "--set", "protocol.last_batch=drop", "--rounds", "1")
+    assert rows(done("run", "--method", "fedavg", "--clients", "5", *whole))["images trained"] == "1,280; 158 left out"
 
 
 def test_show_says_how_far_an_unfinished_run_is(plugin):

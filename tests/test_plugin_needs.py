@@ -93,6 +93,18 @@ def test_threads_and_debug_give_the_serial_digest(method, undisturbed, tmp_path)
 
 
 @every_need
+def test_a_run_that_goes_on_in_another_way_has_the_serial_digest(method, undisturbed, tmp_path):
+    def stop(record):
+        raise Stop
+
+    with pytest.raises(Stop):
+        tiny_run(method, tmp_path).execute(stop)
+    with pytest.raises(Stop):
+        tiny_run(method, tmp_path, executor="threads", lanes=2).execute(stop)
+    assert tiny_run(method, tmp_path, executor="debug", capture=False).execute().digest == undisturbed(method)
+
+
+@every_need
 def test_lanes_on_two_devices_give_the_serial_digest(method, undisturbed, tmp_path):
     # to torch cpu and cpu:0 are different places, so messages and outcomes really travel
     run = tiny_run(method, tmp_path, executor="threads", lanes=3, beside=[torch.device("cpu", 0)])
@@ -100,6 +112,16 @@ def test_lanes_on_two_devices_give_the_serial_digest(method, undisturbed, tmp_pa
 
 
 def test_worker_processes_give_the_serial_digest_whether_a_state_is_new_changed_or_kept(undisturbed, tmp_path):
+    run = tiny_run(fixtures.Whole, tmp_path, executor="processes", lanes=2)
+    assert run.execute().digest == undisturbed(fixtures.Whole)
+
+
+def test_worker_processes_go_on_with_the_states_that_this_process_left(undisturbed, tmp_path):
+    def stop(record):
+        raise Stop
+
+    with pytest.raises(Stop):
+        tiny_run(fixtures.Whole, tmp_path).execute(stop)
     run = tiny_run(fixtures.Whole, tmp_path, executor="processes", lanes=2)
     assert run.execute().digest == undisturbed(fixtures.Whole)
 

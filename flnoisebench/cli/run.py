@@ -307,6 +307,7 @@ def fewer(rounds: Sequence[RoundRecord], than: int) -> str:
 def result_rows(result: RunResult, rounds: Sequence[RoundRecord]) -> list[tuple[str, str]]:
     """(name, value) of what a reader looks for first.  rounds: the run's records."""
     accuracy = result.accuracy
+    skipped = result.images.get("skipped", 0)
     spread = "" if accuracy.last5_std is None else f" ± {accuracy.last5_std:.2f} over these rounds"
     rows = [
         ("status", result.status if result.failure is None else f"failed: {result.failure.splitlines()[0]}"),
@@ -321,7 +322,7 @@ def result_rows(result: RunResult, rounds: Sequence[RoundRecord]) -> list[tuple[
         ("rounds", str(result.rounds)),
         ("time", duration(result.seconds.get("round", 0.0))),
         ("bytes up, down", f"{size(result.bytes_up)}, {size(result.bytes_down)}"),
-        ("images trained", f"{result.images.get('trained', 0):,}"),
+        ("images trained", f"{result.images.get('trained', 0):,}" + (f"; {skipped:,} left out" if skipped else "")),
         ("digest", result.digest[:16]),
     ]
     if result.settings.evaluate_on != "test":

@@ -10,7 +10,7 @@ import typer
 
 from flnoisebench import records
 from flnoisebench.cli import console
-from flnoisebench.cli.console import curve, percent
+from flnoisebench.cli.console import curve, duration, percent
 from flnoisebench.cli.listing import line
 from flnoisebench.cli.run import fewer, print_result
 from flnoisebench.leaderboard.entries import runs_below
@@ -40,6 +40,9 @@ def show(
         return
     if result is not None:
         print_result(result, folder, as_json=False)
+        parts = {name: seconds for name, seconds in result.seconds.items() if name != "round"}
+        slowest_first = sorted(parts.items(), key=lambda part: -part[1])
+        line("time by part", ", ".join(f"{name} {duration(seconds)}" for name, seconds in slowest_first))
     else:
         line(
             "unfinished",
