@@ -903,6 +903,21 @@ def test_guarantee_7_a_runs_folder_holds_what_it_says_and_nothing_else(finish):
     assert result.digest == records.load_records(run.folder)[-1].digest
 
 
+def test_guarantee_7_the_network_that_a_run_leaves_scores_what_its_record_says(tmp_path):
+    run = tiny_run(FedAvg, tmp_path, arrays=tiny_arrays(test=200), model="small-cnn", batch=32)
+    run.execute()
+    written = Checkpoint(run.folder)
+    network = run.method.network(build_encoder("small-cnn", (1, 8, 8), 3))
+    network.load_state_dict(written.load().server)
+    written.close()
+    arrays = tiny_arrays(test=200)
+    with torch.no_grad():
+        scores = network.eval()((arrays.test_images / 255 - 0.5) / 0.25)  # the facts of the tiny data set
+    found = 100 * (scores.argmax(1) == arrays.test_labels).double().mean().item()
+    assert found == pytest.approx(records.load_result(run.folder).accuracy.final)
+    assert 40 < found < 100  # more than chance, and not what any network has
+
+
 def test_guarantee_7_a_result_is_written_last(tmp_path):
     folder = interrupted(fixtures.Averaging, tmp_path)
     assert not (folder / "result.json").exists()
