@@ -25,6 +25,7 @@ from flnoisebench.scenario import (
     noise_name,
     parts,
     pinned,
+    split_clients,
 )
 from flnoisebench.scenario.oracle import ORACLES, Oracle
 
@@ -369,8 +370,9 @@ def resolve_scenario(
 ) -> ScenarioSpec:
     """The scenario alone; raises ValueError for what cannot be, and for a change that the law does not read: it would
     give the same federation another name.  noise: a preset, or a TOML file that ends in .toml; by default fedcova-sym,
-    and where the labels of the data set are wrong already "given", those labels.  clients: by default 20, and of the
-    partition "natural" as many as the data set names, for which its files in ``data_root`` are looked at."""
+    and where the labels of the data set are wrong already "given", those labels.  clients: by default 20, but
+    as many as a split's file names, or for the partition "natural" the data set, whose files in ``data_root`` are read
+    for it."""
     data = registry.load_dataset(dataset)
     noise = noise or ("fedcova-sym" if data.labels_are_true else "given")
     from_file = noise.endswith(".toml")
@@ -396,16 +398,19 @@ def resolve_scenario(
             raise ValueError(
                 f"{name}={value!r} would change nothing in partition {split.law!r}: it reads {', '.join(sorted(read))}"
             )
+    split = pinned(split)
     if clients is None and split.law == "natural":
         if data_root is None:
             raise ValueError("partition 'natural': say how many clients the data set names, or where its files are")
         clients = data.natural_clients(data_root)
+    if clients is None and split.law == "manifest":
+        clients = split_clients(split)
     return _validated(
         ScenarioSpec,
         {
             **({} if clients is None else {"clients": clients}),
             "dataset": dataset,
-            "partition": pinned(split),
+            "partition": split,
             "noise": law,
             "noise_name": noise_name(Path(noise)) if from_file else noise,
             "draw": draw,

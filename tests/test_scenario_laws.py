@@ -608,7 +608,13 @@ def test_every_new_choice_can_be_said_on_the_command_line_and_checked(tmp_path, 
 def test_a_scenario_pinned_by_a_file_says_so_when_the_file_has_changed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("split.csv").write_text("index,client\n" + "".join(f"{i},{i % 5}\n" for i in range(1438)))
-    done("scenario", "build", "--clients", "5", "--partition-set", "file=split.csv", "--out", "a.safetensors")
+    done("scenario", "build", "--partition-set", "file=split.csv", "--out", "a.safetensors")
+    assert scenario.load("a.safetensors")[0].spec.clients == 5  # as many as it names, and so does a manifest
+    assert resolve_scenario(dataset="digits", partition_changes={"file": "a.safetensors"}).clients == 5
+    said = call("scenario", "build", "--clients", "4", "--partition-set", "file=split.csv").stderr
+    assert "names 5 clients, and clients=4: set clients to 5" in said
+    Path("bad.csv").write_text("index,client\n0,0\n0,1\n")
+    assert "bad.csv:3: sample 0 is given twice" in call("scenario", "build", "--partition-set", "file=bad.csv").stderr
     Path("split.csv").write_text("index,client\n" + "".join(f"{i},{i % 4}\n" for i in range(1438)))
     result = call("scenario", "check", "a.safetensors")
     assert result.exit_code != 0

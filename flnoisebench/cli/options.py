@@ -37,7 +37,7 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of the run: initial weights
 Clients = Annotated[
     int | None,
     typer.Option(
-        min=1, help="Number of clients.", show_default="20; of the partition natural, all that the data set names"
+        min=1, help="Number of clients.", show_default="20; all that a split's file, or for natural the data set, names"
     ),
 ]
 Holdout = Annotated[float, typer.Option(help="Share of each client's samples kept out of training, for choosing.")]

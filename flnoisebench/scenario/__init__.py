@@ -19,6 +19,7 @@ from flnoisebench.scenario.manifest import (
     remarks,
     reordered,
     save,
+    split_clients,
     summary,
 )
 from flnoisebench.scenario.noise import (
@@ -36,5 +37,6 @@ __all__ = [
     "CLASS_MAPS", "NOISE_PRESETS", "PARTITION_LAWS", "PARTITION_READS", "PRESET_PARTITIONS", "Manifest", "Noise",
     "Partition", "Scenario", "ScenarioSpec", "Sources", "Truth", "build", "check", "corrupt", "diff", "digest",
     "encoded", "incomparable", "load", "mean_rate", "noise_from", "noise_from_file", "noise_name", "parts", "pinned",
-    "read_split", "realised_pairs", "remarks", "reordered", "save", "settled_facts", "split", "summary",
+    "read_split", "realised_pairs", "remarks", "reordered", "save", "settled_facts", "split", "split_clients",
+    "summary",
 ]  # fmt: skip

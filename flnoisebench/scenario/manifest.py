@@ -700,6 +700,18 @@ def read_split(spec: Partition, samples: int, data_digest: str) -> Ints:
     return scenario.owner
 
 
+def split_clients(spec: Partition) -> int | None:
+    """How many clients the file of a partition 'manifest' names; None where it is damaged, as ``read_split`` says."""
+    path = Path(spec.file)
+    try:
+        if not _is_text(path):
+            return load(path)[0].spec.clients
+        lines = path.read_text(encoding="utf-8").splitlines()[1:]
+        return 1 + int(read_csv(path, sum(bool(line.strip()) for line in lines)).max())
+    except ValueError:
+        return None
+
+
 def _is_text(path: Path) -> bool:
     """Whether a split's file is CSV: a manifest begins with its header's length in eight bytes."""
     with path.open("rb") as opened:
