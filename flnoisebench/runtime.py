@@ -538,8 +538,8 @@ class Run:
         MethodError when the method fails (the result then says "failed"), OSError when the disk does, ChildProcessError
         when a worker is killed.
         """
-        check_finished(self.folder, self.settings, self._source, self._digests, retry=retry)
         try:
+            check_finished(self.folder, self.settings, self._source, self._digests, retry=retry)
             self.folder.mkdir(parents=True, exist_ok=True)
             checkpoint = Checkpoint(self.folder)
         except OSError as error:

@@ -1233,6 +1233,8 @@ def test_guarantee_7_a_folder_that_cannot_be_written_is_named(tmp_path):
     blocked.write_text("not a folder")
     with pytest.raises(OSError, match=r"cannot write in .*file.*choose another --out"):
         tiny_run(fixtures.Averaging, blocked).execute()
+    with pytest.raises(OSError, match=r"cannot write in .*: File name too long; choose another --out"):
+        tiny_run(fixtures.Averaging, tmp_path / ("d" * 300)).execute()
 
 
 def test_guarantee_7_the_command_line_resumes_says_done_and_names_failures(tmp_path, monkeypatch):
