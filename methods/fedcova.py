@@ -199,8 +199,7 @@ def _ablation(about: str, **settings: Any) -> Preset:
         settings={**BEST.settings, **settings},
         protocol=BEST.protocol,
         datasets={
-            name: replace(special, settings={**special.settings, **settings})
-            for name, special in BEST.datasets.items()
+            name: replace(special, settings={**special.settings, **settings}) for name, special in BEST.datasets.items()
         },
     )
 
