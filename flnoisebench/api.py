@@ -504,15 +504,15 @@ def _is_text(value: Any) -> bool:
 class Preset:
     """Named settings, and for the track ``own`` the protocol values that belong to them.
 
-    tuned_on: draws that values were chosen on by looking at test images; leaderboards mark rows of those.
     datasets: the same again for single data sets, laid over the general ones.
+    tuned_on: draws that values were chosen on by looking at test images; leaderboards mark rows of those.
     """
 
     about: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     protocol: Mapping[str, Any] = field(default_factory=dict)
-    tuned_on: Sequence[int] = ()
     datasets: Mapping[str, Preset] = field(default_factory=dict)
+    tuned_on: Sequence[int] = ()
 
     def on(self, dataset: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """(settings, protocol overrides) for one data set."""
