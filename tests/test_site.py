@@ -335,7 +335,7 @@ class Browser:
         """Until the expression is true; its value."""
         from selenium.webdriver.support.ui import WebDriverWait
 
-        return WebDriverWait(self.driver, 10, 0.05).until(lambda _: self.js(f"return {code}", *values), code)
+        return WebDriverWait(self.driver, 30, 0.05).until(lambda _: self.js(f"return {code}", *values), code)
 
     def find(self, selector):
         from selenium.webdriver.common.by import By
@@ -393,7 +393,8 @@ def chromium(tmp_path_factory):
 def browser(chromium, built):
     """After each test: no word on the console, and no request to anywhere but the page's own folder."""
     browser = Browser(chromium)
-    browser.heard()  # what the test before left
+    chromium.get("about:blank")  # the page of the test before says no more, and what it said is thrown away
+    browser.heard()
     browser.console.clear()
     browser.requests.clear()
     yield browser
