@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from test_plugin_needs import NEEDS
 
 from flnoisebench import registry, trees
-from flnoisebench.api import average, weights
+from flnoisebench.api import Reply, average, weights
 from flnoisebench.engine import Lane, steps
 from flnoisebench.engine.flat import FlatNetwork
 from flnoisebench.executors import deal
@@ -23,6 +23,7 @@ METHODS = [
     registry.load_method("fedcova"),
     registry.load_method("fedavg-relabel"),
 ]
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 every_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.__name__)
 
 
@@ -215,7 +216,7 @@ def test_clients_are_dealt_evenly_and_each_once():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_cuda
 @every_method
 def test_recorded_eager_and_lanes_give_the_same_bits_on_a_gpu(method, tmp_path):
     found = {
@@ -234,12 +235,51 @@ def test_recorded_eager_and_lanes_give_the_same_bits_on_a_gpu(method, tmp_path):
     assert len(set(found.values())) == 1, found
 
 
+class AnswersFromTheCpu(fixtures.Averaging):
+    """What its hooks return lies on the CPU, wherever the run is: fresh as resumed it is handed it on the device."""
+
+    def init(self, server):
+        return trees.to(super().init(server), "cpu")
+
+    def join(self, client):
+        return {"turns": torch.zeros(1)}
+
+    def client(self, task, message, client):
+        assert {leaf.device for leaf in trees.values([message, client.state])} == {client.labels.device}
+        reply = super().client(task, message, client)
+        return Reply(trees.to(reply.upload, "cpu"), {"turns": client.state["turns"].cpu() + 1})
+
+    def aggregate(self, state, uploads, server):
+        assert {leaf.device for leaf in trees.values([state, [upload.content for upload in uploads]])} == {
+            next(server.model(state).parameters()).device
+        }
+        return trees.to(super().aggregate(state, uploads, server), "cpu")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_cuda])])
+@pytest.mark.parametrize("method", [AnswersFromTheCpu, *METHODS], ids=lambda method: method.__name__)
+def test_stopped_after_any_round_it_resumes_to_the_same_bits_wherever_it_runs(method, device, tmp_path):
+    class Stop(BaseException):
+        pass
+
+    def stop(record):
+        raise Stop
+
+    options = {"device": device, "rounds": 3, "executor": "threads", "lanes": 2}
+    whole = tiny_run(method, tmp_path / "whole", **options).execute().digest
+    for _ in range(2):
+        with pytest.raises(Stop):
+            tiny_run(method, tmp_path / "stopped", **options).execute(stop)
+    result = tiny_run(method, tmp_path / "stopped", **options).execute()
+    assert (result.rounds, result.digest) == (3, whole)
+
+
 def branching(network, batch):
     return F.cross_entropy(network(batch.x), batch.y) * (2.0 if batch.y.sum().item() > 0 else 1.0)
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_cuda
 def test_a_loss_that_cannot_be_recorded_runs_eagerly_and_says_why_once():
     lane = Lane(tiny_engine(fixtures.Averaging(), device="cuda"))
     start = weights(lane.client(0, None, 0, 0).model())
