@@ -240,12 +240,12 @@ class _Step(torch.nn.Module):
 
 
 @contextmanager
-def _uncounted(network: torch.nn.Module) -> Iterator[None]:
+def _uncounted(*networks: torch.nn.Module) -> Iterator[None]:
     """Without the hooks by which a lane counts images: a test's extra passes are not the run's."""
     kept = {}
-    for module in network.modules():
+    for module in {module for network in networks for module in network.modules()}:
         hooks = module._forward_pre_hooks
-        for key in [key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), Lane)]:
+        for key in [key for key, hook in hooks.items() if hook.__module__ == Lane.__module__]:
             kept[module, key] = hooks.pop(key)
     try:
         yield
@@ -276,11 +276,12 @@ class Recorded:
             return leaves_out
 
         try:
-            with _uncounted(network), warnings.catch_warnings(action="ignore"):
+            with _uncounted(network, *batch.frozen.values()), warnings.catch_warnings(action="ignore"):
                 self._graph = make_fx(flat_step, tracing_mode="fake", _allow_non_fake_inputs=True)(*flat)
         except Exception as error:
             raise ValueError(
-                f"{self.where} cannot be recorded: it branches on a tensor's value, or takes it into Python "
+                f"{self.where} cannot be recorded: it branches on a tensor's value, or takes it into Python, as by an "
+                "argument that torch wants as a number (label_smoothing, k of topk: write those out in tensors) "
                 f"({type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''})"
             ) from error
         for node in self._graph.graph.nodes:
@@ -324,7 +325,7 @@ class Recorded:
         def inputs() -> Any:  # fresh copies: BatchNorm writes its statistics in place
             return pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, (*step.tensors(), _parts(batch)))
 
-        with _uncounted(network), torch.enable_grad():
+        with _uncounted(network, *batch.frozen.values()), torch.enable_grad():
             wanted = step.run(*inputs())
         with torch.no_grad(), torch.autocast(batch.y.device.type, enabled=False):  # the graph has its casts already
             found = pytree.tree_unflatten(self._graph(*pytree.tree_flatten(inputs())[0]), self._result)

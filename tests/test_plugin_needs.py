@@ -310,6 +310,10 @@ def by_unknown_classes(network, batch):
     return (F.one_hot(batch.y) * network(batch.x).log_softmax(1)).sum()
 
 
+def by_number(network, batch):
+    return F.cross_entropy(network(batch.x), batch.y, label_smoothing=batch.given["mu"])
+
+
 def by_dropout(network, batch):
     return F.cross_entropy(F.dropout(network(batch.x)), batch.y)
 
@@ -383,6 +387,7 @@ def test_a_number_frozen_through_a_global_is_caught_and_its_effect_named(loss, w
         (by_list, "takes a tensor's value into Python"),
         (by_scalar_index, "indexing with a tensor without dimensions|takes it into Python"),  # the latter by torch 2.6
         (by_branch, "branches on a tensor's value"),
+        (by_number, "an argument that torch wants as a number"),
         (by_mask, "a shape depends on the data|takes it into Python"),
         (by_unknown_classes, "cannot be recorded"),
         (by_dropout, "draws randomness inside a step"),
@@ -400,6 +405,13 @@ def test_a_replay_asks_for_equal_shapes(two_batches):
     shorter = Batch(**{**vars(second), "draw": {"w": torch.rand(2)}})
     with pytest.raises(ValueError, match="other shapes"):
         capture_safe(good, network, first, shorter)
+
+
+def test_the_passes_that_watching_adds_are_not_counted_as_the_runs(tmp_path):
+    plain = tiny_run(fixtures.Distilled, tmp_path / "plain").execute()
+    with watch_losses():
+        watched = tiny_run(fixtures.Distilled, tmp_path / "watched").execute()
+    assert watched.images == plain.images
 
 
 def test_watching_a_run_catches_a_frozen_number_and_names_the_client(tmp_path, loaded, monkeypatch):
