@@ -43,6 +43,20 @@ is None, or masked.
 A **loss** says how one step is scored: ``loss(network, batch) -> scalar tensor``.  Whatever varies from step
 to step or call to call reaches it through ``Batch``, as tensors, so that an engine may record the step once
 and replay it; closures are refused.
+
+A step follows the **gradient** of that scalar, and a method that wants another one says so in its loss.  Hooks are
+refused: networks are kept from turn to turn.  A correction c of the gradient (SCAFFOLD's c - c_i, in ``given``) is a
+term that is linear in the parameters, and so is a gradient g of the method's own (clipped, or with a momentum that
+lives in the carry), here from ``torch.autograd.grad(value, parameters)``:
+
+    value + sum((p * batch.given["c"][name]).sum() for name, p in network.named_parameters())
+
+    linear = sum((p * g.detach()).sum() for p, g in zip(parameters, gradients, strict=True))
+    return value.detach() + linear - linear.detach()
+
+With momentum and weight decay of the call's ``Optimiser`` at 0, a step is then p - lr g.  A detached scalar moves
+nothing: such a ``fit`` only gathers, as a carry does the gradient over all samples.  Where the gradient is taken at
+other weights (SAM), ``torch.func.functional_call(network, moved, (batch.x,))`` goes there.
 """
 
 from __future__ import annotations
@@ -323,7 +337,8 @@ class Fit(NamedTuple):
     steps: int
 
 
-# A loss returns its scalar; or (scalar, new carry); or (scalar, new carry, {name: new rows of batch.sample}).
+# A loss returns its scalar; or (scalar, new carry); or (scalar, new carry, {name: new rows of batch.sample}), in which
+# the carry is None where there is none.
 Loss = Callable[[torch.nn.Module, Batch], Any]
 
 
@@ -358,8 +373,9 @@ class Side(ABC):
     def model(self, weights: Tree = None, name: str = "main", *, frozen: bool = False) -> torch.nn.Module:
         """The method's network with these weights (None: initialised from the named stream).
 
-        Networks of different names are independent.  frozen: eval mode, no gradients.  Raises ValueError for one name
-        twice in a call, and for weights of another network.
+        Networks of different names are independent.  frozen: eval mode, no gradients; to look through a network that
+        this call trained, ``model(weights(network), another name, frozen=True)``.  Raises ValueError for one name twice
+        in a call, and for weights of another network.
         """
 
     @abstractmethod
@@ -407,7 +423,8 @@ class Side(ABC):
         Raises ValueError for a closure as loss (it names the captured variable), for tensors of a wrong length and for
         frozen networks that are trainable, FloatingPointError when the loss becomes NaN or infinite.  A sample alone in
         its batch cannot pass a BatchNorm in training: it joins the batch before, or is skipped and counted when there
-        is none.
+        is none, so that ``Fit.steps`` can be 0.  Parameters that had ``requires_grad_(False)`` before the call stay as
+        they are, weight decay included; ``model`` hands them out with gradients again.
         """
 
     @abstractmethod
@@ -570,7 +587,8 @@ class Method:
 
     def predictors(self, state: Tree, server: Server) -> Mapping[str, Callable[[torch.Tensor], torch.Tensor]]:
         """{name: images [B, C, H, W] -> scores [B, J], higher is likelier}; "main" is the one that counts, further
-        ones are evaluated beside it.  Empty while there is none."""
+        ones are evaluated beside it: several global models, an ensemble, any function of images and of the server's
+        state.  Empty while there is none."""
         raise TypeError(f"{type(self).__name__} must define predictors(state, server)")
 
     def diagnostics(self, state: Tree) -> Mapping[str, float]:
@@ -582,7 +600,11 @@ class Method:
 
 
 def weights(network: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """A copy of the network's parameters and buffers, without gradient: what can be uploaded."""
+    """A copy of the network's parameters and buffers, without gradient: what can be uploaded.
+
+    Buffers (BatchNorm's statistics, and an int64 count of its steps) are no parameters: a server that does more than
+    ``average`` does it to the names in ``network.named_parameters()``, and averages the rest.
+    """
     flat = getattr(network, "_flat", None)  # the engine's networks lie in a few vectors and are copied at once
     if flat is not None:
         return flat.copy()

@@ -192,6 +192,38 @@ def distilled(network, batch):
     return F.cross_entropy(student, batch.y) + batch.given["ramp"] * near
 
 
+class Steered(Averaging):
+    """A gradient of the method's own: clipped to a norm, with a momentum that outlives the turn (FedAvg keeps none), in
+    steps of the plain optimiser."""
+
+    card = card("own gradient")
+
+    def join(self, client):
+        return {name: torch.zeros_like(value) for name, value in client.model().named_parameters()}
+
+    def client(self, task, message, client):
+        network = client.model(message)
+        budget = client.protocol.optimiser_at(client.round)
+        plain = budget.model_copy(update={"momentum": 0.0, "weight_decay": 0.0})
+        given = {"momentum": budget.momentum, "norm": 1.0}
+        fit = client.fit(network, steered, given=given, carry=client.state, optimiser=plain)
+        return Reply(weights(network), fit.carry, metrics={"loss": fit.loss})
+
+
+def steered(network, batch):
+    value = F.cross_entropy(network(batch.x), batch.y)
+    parameters = dict(network.named_parameters())
+    gradients = torch.autograd.grad(value, list(parameters.values()))
+    norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
+    scale = (batch.given["norm"] / norm).clamp(max=1)
+    moved = {
+        name: batch.given["momentum"] * batch.carry[name] + scale * g
+        for name, g in zip(parameters, gradients, strict=True)
+    }
+    linear = sum((p * moved[name].detach()).sum() for name, p in parameters.items())
+    return value.detach() + linear - linear.detach(), moved
+
+
 class TwoStreams(Averaging):
     """DivideMix's need: labelled and unlabelled halves, the second cycling by itself, with two views of each image."""
 

@@ -76,7 +76,7 @@ def test_it_does_so_when_real_processes_are_killed_and_share_the_work(method):
 @pytest.mark.parametrize(
     "method",
     [
-        fixtures.TwoExchanges, fixtures.Centroids, fixtures.Distilled, fixtures.TwoStreams,
+        fixtures.TwoExchanges, fixtures.Centroids, fixtures.Distilled, fixtures.Steered, fixtures.TwoStreams,
         fixtures.Remembering, fixtures.Masked, fixtures.PublicTraining, fixtures.Whole, fixtures.Norm,
     ],
 )  # fmt: skip

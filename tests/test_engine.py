@@ -365,6 +365,8 @@ def test_given_numbers_arrive_as_fp64_or_int64_tensors_and_trees_keep_their_shap
     assert torch.equal(found["list"][1][1], anchor)
     with pytest.raises(ValueError, match="given/word: a step takes tensors and numbers, not str"):
         client.fit(client.model(None, "b"), spying, given={"word": "no"}, stream="b")
+    with pytest.raises(ValueError, match=r"given/net: .*, not Sequential; a network goes into frozen={name: network}"):
+        client.fit(client.model(None, "c"), spying, given={"net": client.model(None, "d")}, stream="c")
 
 
 def test_rows_of_sample_follow_their_images_and_what_a_loss_writes_is_there_in_the_next_epoch():
@@ -379,6 +381,25 @@ def test_rows_of_sample_follow_their_images_and_what_a_loss_writes_is_there_in_t
 def doubling(network, batch):
     assert torch.equal(batch.sample["untouched"], batch.index.float())
     return F.cross_entropy(network(batch.x), batch.y), None, {"q": batch.sample["q"] * 2}
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda network, batch: (network(batch.x).mean(), None, {"target": batch.sample["targets"]}),
+         r"rows of 'target', but fit was given sample= of targets. Did you mean targets\?"),
+        (lambda network, batch: (network(batch.x).mean(), None, {"targets": batch.sample["targets"][0]}),
+         r"rows of 'targets' that are \[3\], not \[8, 3\]: one row an image"),
+        (lambda network, batch: (network(batch.x).mean(), None, {"targets": 1.0}), r"that are float, not \[8, 3\]"),
+        (lambda network, batch: (network(batch.x).mean(), {"targets": batch.sample["targets"]}),
+         r"returned a carry, .*Rows of sample alone are returned as \(loss, None, rows\)"),
+    ],
+    ids=["name", "shape", "type", "carry"],
+)  # fmt: skip
+def test_rows_that_cannot_be_kept_are_refused_with_what_is_wanted(loss, message):
+    client = side(batch=8)
+    with pytest.raises(ValueError, match=message):
+        client.fit(client.model(), loss, sample={"targets": torch.zeros(24, 3)})
 
 
 def test_a_carry_starts_as_given_and_passes_from_step_to_step():
@@ -489,6 +510,70 @@ def test_a_network_is_handed_out_anew_with_the_asked_weights_and_gradients_on():
     assert all(parameter.requires_grad and not parameter.grad.any() for parameter in third.parameters())
     with pytest.raises(ValueError, match=r"model\(name='main'\): these are not the network's weights"):
         lane.client(2, None, 0, 0).model({"wrong": torch.ones(1)})
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        lambda network: network[1].weight.register_hook(lambda gradient: gradient.clamp(-1, 1)),
+        lambda network: network[1].weight.register_post_accumulate_grad_hook(lambda weight: None),
+        lambda network: network[0].register_forward_hook(lambda *_: None),
+        lambda network: network[0].register_full_backward_hook(lambda *_: None),
+    ],
+    ids=["gradient", "accumulated", "forward", "backward"],
+)
+def test_a_hook_that_the_next_client_would_inherit_is_refused_and_one_that_was_removed_is_not(hook):
+    client = side()
+    network, peer = client.model(), client.model(None, "peer", frozen=True)
+    client.fit(network, spying, frozen={"peer": peer})
+    handle = hook(network)
+    with pytest.raises(ValueError, match=r"the Sequential has a hook.*the next clients' turns.*in the loss"):
+        client.fit(network, spying, stream="hooked")
+    handle.remove()
+    client.fit(network, spying, stream="removed")
+    if hook.__code__.co_names[0] == "register_forward_hook":
+        hook(peer)
+        with pytest.raises(ValueError, match="has a hook"):
+            client.apply(lambda batch: batch.frozen["peer"](batch.x), frozen={"peer": peer})
+
+
+def test_a_hook_that_the_methods_own_network_brings_is_part_of_it():
+    class Scaled(fixtures.Averaging):
+        def network(self, encoder):
+            network = super().network(encoder)
+            network[1].register_forward_hook(lambda module, inputs, output: 0 * output)
+            return network
+
+    client = Lane(tiny_engine(Scaled(), clients=1)).client(0, None, 0, 0)
+    assert client.fit(client.model(), fixtures.cross_entropy).loss == pytest.approx(math.log(3))
+
+
+@pytest.mark.parametrize(
+    "reach", [iter, len, lambda data: data[0], lambda data: next(iter(torch.utils.data.DataLoader(data)))]
+)
+def test_whoever_iterates_over_images_is_told_what_to_do_instead(reach):
+    client = side()
+    assert client.data
+    with pytest.raises(TypeError, match=r"images stay with the engine.*fit\(network, loss\).*apply"):
+        reach(client.data)
+
+
+def test_a_network_that_was_trained_is_looked_through_under_another_name():
+    client = side()
+    network = client.model()
+    with pytest.raises(ValueError, match=r"'net' is trainable.*model\(weights\(network\), another name, frozen=True\)"):
+        client.apply(lambda batch: batch.frozen["net"](batch.x), frozen={"net": network})
+    with pytest.raises(ValueError, match=r"model\(name='main'\) was taken before.*another name"):
+        client.model(weights(network), frozen=True)
+    trained = client.model(weights(network), "trained", frozen=True)
+    assert client.apply(lambda batch: batch.frozen["net"](batch.x), frozen={"net": trained}).shape == (24, 3)
+
+
+@pytest.mark.parametrize("optimiser", ["adam", torch.optim.SGD([torch.zeros(1)], lr=0.1)])
+def test_an_optimiser_of_torchs_is_refused_with_what_is_wanted(optimiser):
+    client = side()
+    with pytest.raises(ValueError, match=r"optimiser takes a flnoisebench.api.Optimiser .*, not (str|SGD)"):
+        client.fit(client.model(), spying, optimiser=optimiser)
 
 
 def test_networks_of_different_names_are_independent():

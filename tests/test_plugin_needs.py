@@ -20,6 +20,7 @@ NEEDS = [
     fixtures.Sweep,
     fixtures.Centroids,
     fixtures.Distilled,
+    fixtures.Steered,
     fixtures.TwoStreams,
     fixtures.Pair,
     fixtures.Remembering,
@@ -185,6 +186,23 @@ def test_a_frozen_teacher_must_be_frozen():
     network, teacher = side.model(), side.model(None, "teacher")
     with pytest.raises(ValueError, match=r"'teacher' is trainable.*frozen=True"):
         side.fit(network, fixtures.distilled, frozen={"teacher": teacher}, given={"ramp": 1.0, "t": 2})
+
+
+def test_a_gradient_of_the_methods_own_is_clipped_and_its_momentum_comes_back_in_the_next_turn():
+    lane = Lane(tiny_engine(fixtures.Steered(), clients=1, batch=72))
+    start = fixtures.Steered().init(lane.server(0, 0, "init"))
+    first = perform(lane, Job(0, "train", start, None, False, 0, 0)).reply
+    second = perform(lane, Job(0, "train", first.upload, first.state, True, 1, 0)).reply
+    network = lane.client(0, None, 0, 1).model(start)
+    optimiser = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
+    x, y = lane.engine.own[0].plain(torch.arange(72)), lane.engine.given
+    for reply in (first, second):  # one step of all images a turn
+        optimiser.zero_grad(set_to_none=False)
+        F.cross_entropy(network(x), y).backward()
+        assert torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0) > 1
+        optimiser.step()
+        for name, value in network.state_dict().items():
+            torch.testing.assert_close(reply.upload[name], value, rtol=1e-5, atol=1e-6)
 
 
 def test_two_streams_of_batches_run_side_by_side(finish):

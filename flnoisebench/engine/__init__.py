@@ -183,10 +183,10 @@ class Lane:
             if name in self._networks:
                 weights = fresh.state_dict()
             else:
-                FlatNetwork(fresh)
                 for module in fresh.modules():
                     if isinstance(module, Encoder):
                         module.register_forward_pre_hook(self._counting(list(module.parameters())))
+                FlatNetwork(fresh)
                 self._networks[name] = fresh
         network = self._networks[name]
         if weights is not None:
@@ -319,6 +319,17 @@ class _Handle(api.Images):
     def __init__(self, images: DeviceImages) -> None:
         self.size = images.size
 
+    def __bool__(self) -> bool:
+        return True
+
+    def _refuse(self, *_: Any) -> Any:
+        raise TypeError(
+            "images stay with the engine and cannot be iterated over: train with fit(network, loss), compute over them "
+            "with apply(function); labels are in client.labels"
+        )
+
+    __iter__ = __len__ = __getitem__ = _refuse
+
 
 class _Side(api.Side):
     """What both sides share.
@@ -359,6 +370,11 @@ class _Side(api.Side):
         return streams.seed_of(*self._names(f"seed/{name}")) & 0xFFFFFFFF
 
     def model(self, weights: Tree = None, name: str = "main", *, frozen: bool = False) -> torch.nn.Module:
+        if f"model/{name}" in self._used:
+            raise ValueError(
+                f"model(name={name!r}) was taken before in this call, and would be the same network with other "
+                "weights; give this one another name"
+            )
         self._names(f"model/{name}")
         return _DESKS[self].lane.network(weights, name, self._stream, frozen)
 
@@ -423,7 +439,14 @@ class _Side(api.Side):
         stream: str = "fit",
     ) -> Fit:
         losses.refuse_closure(loss)
+        losses.refuse_hooks(network)
         losses.check_frozen(frozen or {})
+        if not isinstance(optimiser, Optimiser | None):
+            raise ValueError(
+                f"fit: optimiser takes a flnoisebench.api.Optimiser (protocol.optimiser_at(round) with a .model_copy("
+                f"update={{'lr': ...}}), not {type(optimiser).__name__}; other rules for a step are said in the loss: "
+                "see «gradient» in flnoisebench/api.py"
+            )
         images = self._images(data)
         device = images.device
         labels = self._own_labels(images) if labels is None else labels.to(device)

@@ -77,7 +77,21 @@ class FlatNetwork:
             for name, tensor in tensors.items():
                 if self._slots[name].vector == vector and isinstance(tensor, torch.nn.Parameter):
                     tensor.grad = self._slots[name].of(leaf.grad)
+        self.own_hooks = self.hooks()  # which the network came with
         network._flat = self  # type: ignore[assignment]  # api.weights finds the fast copy here
+
+    def hooks(self) -> int:
+        """How many hooks there are on its modules and parameters."""
+        on_modules = (
+            len(module._forward_hooks) + len(module._forward_pre_hooks) + len(module._backward_hooks)
+            + len(module._backward_pre_hooks)
+            for module in self.modules
+        )  # fmt: skip
+        on_parameters = (
+            len(parameter._backward_hooks or ()) + len(getattr(parameter, "_post_accumulate_grad_hooks", None) or ())
+            for parameter in self._parameters
+        )
+        return sum(on_modules) + sum(on_parameters)
 
     def load(self, weights: Tree) -> None:
         """Copy a state dict in.  Raises ValueError naming what is missing, unknown or of another shape."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from flnoisebench.engine.flat import FlatNetwork
 from flnoisebench.trees import Tree
 
 
@@ -67,13 +68,29 @@ def as_tensors(tree: Tree, device: torch.device, what: str) -> Tree:
         return torch.tensor(tree, dtype=torch.float64, device=device)
     if tree is None:
         return None
-    raise ValueError(f"{what}: a step takes tensors and numbers, not {type(tree).__name__}")
+    hint = "; a network goes into frozen={name: network}" if isinstance(tree, torch.nn.Module) else ""
+    raise ValueError(f"{what}: a step takes tensors and numbers, not {type(tree).__name__}{hint}")
 
 
 def check_frozen(frozen: Mapping[str, torch.nn.Module]) -> None:
     for name, network in frozen.items():
         if network.training or any(parameter.requires_grad for parameter in network.parameters()):
-            raise ValueError(f"frozen network {name!r} is trainable: make it with model(weights, name, frozen=True)")
+            raise ValueError(
+                f"frozen network {name!r} is trainable: make it with model(weights, name, frozen=True); of a network "
+                "that was trained in this call, with model(weights(network), another name, frozen=True)"
+            )
+        refuse_hooks(network)
+
+
+def refuse_hooks(network: torch.nn.Module) -> None:
+    """Raise ValueError where a method put a hook on a network that ``model`` made, or on one of its parameters."""
+    flat = getattr(network, "_flat", None)
+    if isinstance(flat, FlatNetwork) and flat.hooks() != flat.own_hooks:
+        raise ValueError(
+            f"the {type(network).__name__} has a hook, which would act in the next clients' turns too, since they get "
+            "the same network, and which no recorded step calls. What a step does with features or gradients is said "
+            "in the loss: see «gradient» in flnoisebench/api.py"
+        )
 
 
 def unpack(result: Any, loss: Callable[..., Any]) -> tuple[torch.Tensor, Tree, dict[str, torch.Tensor]]:

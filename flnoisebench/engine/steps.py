@@ -21,7 +21,7 @@ import torch
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from flnoisebench.api import Batch, Optimiser, map_tensors
+from flnoisebench.api import Batch, Optimiser, map_tensors, near
 from flnoisebench.engine.batches import Chunk, Feed
 from flnoisebench.engine.flat import FlatNetwork
 from flnoisebench.engine.images import DeviceImages
@@ -280,11 +280,12 @@ class Session:
                 if self.carry is None:
                     raise ValueError(
                         f"the loss {self.loss.__qualname__} returned a carry, but fit was given none to begin with: "
-                        "pass carry= of the same structure and shapes"
+                        "pass carry= of the same structure and shapes.  Rows of sample alone are returned as "
+                        "(loss, None, rows)"
                     )
                 copy_into(self.carry, map_tensors(torch.clone, carry))  # a clone: the new may be made of the old
             for name, new in rows.items():
-                self.sample[name].index_copy_(0, index, new.to(self.sample[name].dtype))
+                self._row_of(name, new, len(index)).index_copy_(0, index, new.to(self.sample[name].dtype))
             if self.static:
                 self.total += value.double() * size
                 self.step += 1
@@ -292,6 +293,18 @@ class Session:
             else:
                 self.losses.append((value.detach(), size))
                 self.at = (self.at[0] + 1, self.at[1] + 1)
+
+    def _row_of(self, name: str, new: Any, size: int) -> torch.Tensor:
+        """The per-sample tensor that a loss returned rows of.  Raises ValueError where it cannot take them."""
+        said = f"the loss {self.loss.__qualname__} returned rows of {name!r}"
+        if name not in self.sample:
+            known = ", ".join(self.sample) or "nothing"
+            raise ValueError(f"{said}, but fit was given sample= of {known}.{near(name, self.sample)}")
+        wanted = [size, *self.sample[name].shape[1:]]
+        if not isinstance(new, torch.Tensor) or list(new.shape) != wanted:
+            found = list(new.shape) if isinstance(new, torch.Tensor) else type(new).__name__
+            raise ValueError(f"{said} that are {found}, not {wanted}: one row an image of the batch")
+        return self.sample[name]
 
     def loss_sum(self) -> float:
         """The sum over samples since ``begin``; in either way of keeping it the same float64 sum in the same order."""
