@@ -383,7 +383,8 @@ class Side(ABC):
         self, *, size: int | None = None, batch: int | None = None, last_batch: str | None = None
     ) -> tuple[int, ...]:
         """The batch sizes of one epoch over ``size`` samples (default: all own), as ``fit`` will cut them: what
-        to pre-draw for (``len`` is the steps an epoch, ``max`` the widest batch)."""
+        to pre-draw for (``len`` is the steps an epoch, ``max`` the widest batch).  Empty where a lone sample is
+        skipped (see ``fit``)."""
 
     @abstractmethod
     def fit(

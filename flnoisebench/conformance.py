@@ -410,6 +410,19 @@ def _watched(method: Method, log: Log) -> Method:
     return Watched(method.config)
 
 
+def _normed(method: Method) -> Method:
+    """The method with a BatchNorm behind the encoder's features."""
+    base: Any = type(method)
+
+    class Normed(base):
+        def network(self, encoder: Any) -> torch.nn.Module:
+            encoder.body = torch.nn.Sequential(encoder.body, torch.nn.BatchNorm1d(encoder.width))
+            return super().network(encoder)
+
+    Normed.__name__, Normed.__qualname__ = base.__name__, base.__qualname__
+    return Normed(method.config)
+
+
 def _is_tree(tree: Any) -> bool:
     """Whether the runtime will take it; what it will not is left to the runtime to refuse."""
     try:
@@ -892,6 +905,18 @@ def copes_with_one_sample(trial: Trial) -> None:
     trial.unlike_plain("one sample")
 
 
+def copes_with_batchnorm(trial: Trial) -> None:
+    change = "one sample"
+    try:
+        trial.unlike_plain(change)
+    except Broken:  # which another rule says
+        change = "as drawn"
+    run = trial.run(change)
+    run.engine.method = run.method = _normed(run.method)
+    run.engine.batchnorm = True
+    trial.finish(run)
+
+
 @dataclass(frozen=True)
 class Rule:
     """promise: what a method that keeps it does.  remedy: what to do where it is broken.  refusal: a pattern of the
@@ -1022,7 +1047,7 @@ RULES: tuple[Rule, ...] = (
         "Its losses can be recorded once and replayed.",
         "Pass what varies through fit (given=, sample=, draw=, carry=) and weight by masks; no .item(), no branch on a "
         "tensor's value. See flnoisebench.testing.capture_safe.",
-        r"is a closure over|make it a static method|a plain function is wanted|cannot be recorded",
+        r"is a closure over|make it a static method|must be a plain function|has a hook|cannot be recorded",
         repeatable=True,
     ),
     Rule(
@@ -1049,6 +1074,14 @@ RULES: tuple[Rule, ...] = (
         copes_with_one_sample,
         "It runs when a client has a single sample.",
         "Mind a standard deviation of one number, a mixture fitted to one point, an empty half.",
+    ),
+    Rule(
+        "batchnorm",
+        copes_with_batchnorm,
+        "It runs with a BatchNorm in the network, where a client with a single sample cannot train.",
+        "Among the weights are BatchNorm's statistics and its int64 count of steps: do arithmetic on the names in "
+        "network.named_parameters(), and average() the rest. "
+        "Where a lone sample is skipped, Fit.steps is 0 and batch_sizes() empty.",
     ),
     Rule(
         "runs",

@@ -308,7 +308,7 @@ class Masked(Averaging):
     card = card("pre-drawn masks")
 
     def train(self, network, message, client):
-        rng, sizes = client.rng("mixup"), client.batch_sizes()
+        rng, sizes = client.rng("mixup"), client.batch_sizes() or (1,)  # nothing, for a lone sample under BatchNorm
         draw = {
             "weight": torch.rand(len(sizes), generator=rng),
             "mask": (torch.rand(len(sizes), max(sizes), 1, 8, 8, generator=rng) < 0.9).float(),

@@ -3,6 +3,7 @@
 Each says how the promise is broken, and by its card which rule it breaks.
 """
 
+import functools
 import multiprocessing
 import random
 import sys
@@ -695,6 +696,26 @@ class NeedsTwoSamples(Innocent):
         return average([upload.content["w"] for upload in uploads], [upload.size for upload in uploads])
 
 
+class AveragesCounts(Innocent):
+    """Takes the plain mean of all that is in the weights, of counts of steps too."""
+
+    card = breaks("batchnorm")
+
+    def aggregate(self, state, uploads, server):
+        return {name: torch.stack([upload.content[name] for upload in uploads]).mean(0) for name in state}
+
+
+class DividesBySteps(Innocent):
+    """Needs a step to have been taken, as a control variate does."""
+
+    card = breaks("batchnorm")
+
+    def client(self, task, message, client):
+        network = client.model(message)
+        fit = client.fit(network, cross_entropy)
+        return Reply(weights(network), metrics={"one": fit.steps // fit.steps})
+
+
 class Fails(Innocent):
     card = breaks("runs")
 
@@ -760,6 +781,30 @@ class Closure(Innocent):
 
         network = client.model(message)
         client.fit(network, loss)
+        return Reply(weights(network))
+
+
+class PartialLoss(Innocent):
+    """Its loss is no function that could be remembered."""
+
+    card = breaks("capture")
+
+    def client(self, task, message, client):
+        network = client.model(message)
+        client.fit(network, functools.partial(cross_entropy))
+        return Reply(weights(network))
+
+
+class Hooked(Innocent):
+    """Clips its gradients by hooks, which stay on the network and are in no recording."""
+
+    card = breaks("capture")
+
+    def client(self, task, message, client):
+        network = client.model(message)
+        for parameter in network.parameters():
+            parameter.register_hook(lambda gradient: gradient.clamp(-1, 1))
+        client.fit(network, cross_entropy)
         return Reply(weights(network))
 
 

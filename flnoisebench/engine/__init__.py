@@ -444,7 +444,7 @@ class _Side(api.Side):
         if not isinstance(optimiser, Optimiser | None):
             raise ValueError(
                 f"fit: optimiser takes a flnoisebench.api.Optimiser (protocol.optimiser_at(round) with a .model_copy("
-                f"update={{'lr': ...}}), not {type(optimiser).__name__}; other rules for a step are said in the loss: "
+                f"update={{'lr': ...}})), not {type(optimiser).__name__}; other rules for a step are said in the loss: "
                 "see «gradient» in flnoisebench/api.py"
             )
         images = self._images(data)
