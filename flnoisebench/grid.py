@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from flnoisebench import registry
-from flnoisebench.settings import OPTIONS, Settings, assignments, from_options, overlaid
+from flnoisebench.settings import OPTIONS, Settings, assignments, flat, from_options, overlaid
 
 SEVERAL = tuple(name for name, kind in OPTIONS.items() if kind is list)  # set, noise_set, partition_set
 SHOWN = 10  # wrong combinations in one message
@@ -145,7 +145,7 @@ def _axes(table: Mapping[str, Any], where: str = "") -> tuple[dict[str, list[Any
                 raise ValueError(f"{where}{written} is one value or a list of values, not a table")
             add(name, value)
         elif isinstance(value, dict):
-            for key, entry in _entries(value, f"{name}."):
+            for key, entry in flat(value, f"{name}."):
                 add(key, entry)
         else:
             choices = value if isinstance(value, list) else [value]
@@ -153,14 +153,6 @@ def _axes(table: Mapping[str, Any], where: str = "") -> tuple[dict[str, list[Any
             if not isinstance(value, list):
                 single.add(name)
     return axes, single
-
-
-def _entries(table: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, Any]]:
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _entries(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _together(choice: Any, where: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import pydantic
 
 from flnoisebench import protocols, registry
-from flnoisebench.api import Config, Field, Method, Protocol, near, unstated
+from flnoisebench.api import Config, Field, Protocol, near, unstated
 from flnoisebench.scenario import (
     PARTITION_READS,
     PRESET_PARTITIONS,
@@ -101,15 +101,20 @@ def parse_assignment(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def assignments(table: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """A TOML table as --set takes it: ``{"protocol": {"batch": 64}}`` is ``["protocol.batch=64"]``."""
-    said = []
+def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The entries of a table of tables: of ``{"protocol": {"batch": 64}}`` it is ("protocol.batch", 64)."""
     for name, value in table.items():
         if isinstance(value, dict):
-            said += assignments(value, f"{prefix}{name}.")
+            yield from flat(value, f"{prefix}{name}.")
         else:
-            said.append(f"{prefix}{name}={value if isinstance(value, str) else json.dumps(value, default=str)}")
-    return said
+            yield prefix + name, value
+
+
+def assignments(table: Mapping[str, Any]) -> list[str]:
+    """A TOML table as --set takes it: ``{"protocol": {"batch": 64}}`` is ``["protocol.batch=64"]``."""
+    return [
+        f"{name}={value if isinstance(value, str) else json.dumps(value, default=str)}" for name, value in flat(table)
+    ]
 
 
 def _fields(kind: type[Config], tables: Sequence[int | str]) -> list[str]:
@@ -418,8 +423,3 @@ def resolve_scenario(
         },
         "scenario",
     )
-
-
-def presets_of(method: type[Method]) -> dict[str, str]:
-    """Preset names with what they are about, the default first."""
-    return {name: preset.about for name, preset in method.presets.items()}

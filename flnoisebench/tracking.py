@@ -22,11 +22,11 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from flnoisebench import records, registry
 from flnoisebench.records import RoundRecord, RunResult
-from flnoisebench.settings import Settings
+from flnoisebench.settings import Settings, flat
 
 LEFT_OUT = ("round", "notes", "digest")  # of a record: not numbers, or not a curve
 
@@ -134,8 +134,8 @@ class MLflow:
             self._client.delete_run(old.info.run_id)
         run = self._client.create_run(experiment, run_name=title(settings), tags={"flnoisebench": tag})
         self._id = run.info.run_id
-        for key, value in _flat(settings.model_dump(mode="json")).items():
-            self._client.log_param(self._id, key, value)
+        for key, value in flat(settings.model_dump(mode="json")):
+            self._client.log_param(self._id, key, str(value))
 
     def log(self, round: int, values: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
@@ -160,16 +160,6 @@ def _fresh(folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{name}.")
-        else:
-            found[prefix + name] = str(value)
-    return found
 
 
 # name -> (what makes a tracker of a run, the module that it needs)

@@ -647,10 +647,12 @@ def test_a_list_names_everything_and_details_say_more_of_each(kind, names):
     assert len("\n".join(long)) > len("\n".join(short)) + 100
 
 
-def test_list_methods_details_gives_each_setting_its_default_type_and_reason():
+def test_list_methods_details_gives_each_preset_and_each_setting_its_default_type_and_reason():
     parts = re.split(r"^(?=\S)", done("list", "methods", "--details"), flags=re.MULTILINE)[1:]
     for name, part in zip(registry.names(registry.METHODS), parts, strict=True):
         assert part.startswith(f"{name}\t")
+        for preset_name, preset in registry.load_method(name).presets.items():
+            assert f"  preset {preset_name}\t{preset.about}" in part.splitlines()
         for field, info in registry.load_method(name).Config.model_fields.items():
             (line,) = [line for line in part.splitlines() if line.startswith(f"    {field} = ")]
             default = getattr(info.default, "value", info.default)

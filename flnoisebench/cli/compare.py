@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.markup import escape
@@ -17,7 +17,7 @@ from flnoisebench.cli.console import curve, percent
 from flnoisebench.cli.run import result_rows
 from flnoisebench.leaderboard.entries import runs_below
 from flnoisebench.records import LastRounds, RoundRecord, RunResult
-from flnoisebench.settings import Settings
+from flnoisebench.settings import Settings, flat
 
 
 class Compared(NamedTuple):
@@ -150,16 +150,9 @@ def obstacles(a: Compared, b: Compared) -> list[str]:
 
 def _differing(what: str, a: Config, b: Config) -> list[str]:
     """``another scenario: draw 0 and 1``: the fields that differ, those of inner tables as ``noise.rho``."""
-    mine, theirs = _flat(a.model_dump(mode="json")), _flat(b.model_dump(mode="json"))
+    mine, theirs = dict(flat(a.model_dump(mode="json"))), dict(flat(b.model_dump(mode="json")))
     fields = [f"{name} {mine.get(name)} and {theirs.get(name)}" for name in mine if mine[name] != theirs.get(name)]
     return [f"another {what}: {', '.join(fields)}"] if fields else []
-
-
-def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in table.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return found
 
 
 def _letter(i: int) -> str:

@@ -14,7 +14,6 @@ from flnoisebench.api import Config
 from flnoisebench.cli import console
 from flnoisebench.cli.console import percent
 from flnoisebench.scenario import NOISE_PRESETS, PARTITION_LAWS, PARTITION_READS, Noise, Partition
-from flnoisebench.settings import presets_of
 
 app = typer.Typer(no_args_is_help=True, help="List what can be named on the command line.")
 Details = Annotated[bool, typer.Option("--details", help="Import each and say more.", show_default="no")]
@@ -41,13 +40,13 @@ def type_name(annotation: Any) -> str:
     return "None" if annotation is types.NoneType else getattr(annotation, "__name__", str(annotation))
 
 
-def settings_of(kind: type[Config], indent: str = "    ") -> None:
+def settings_of(kind: type[Config]) -> None:
     """Every field: default, type, unit and why."""
     for name, info in kind.model_fields.items():
         extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
         unit = f" {extra['unit']}" if extra.get("unit") else ""
         default = getattr(info.default, "value", info.default)
-        line(f"{indent}{name} = {default}{unit}", type_name(info.annotation), info.description or "")
+        line(f"    {name} = {default}{unit}", type_name(info.annotation), info.description or "")
 
 
 @app.command()
@@ -63,8 +62,8 @@ def methods(details: Details = False) -> None:
         line(name, f"{card.title}: {card.paper}")
         line("  needs", ", ".join(card.conditions) or "nothing beyond FedAvg")
         line("  told of the noise", ", ".join(card.told) or "nothing")
-        for preset, about in presets_of(method).items():
-            line(f"  preset {preset}", about)
+        for preset, content in method.presets.items():
+            line(f"  preset {preset}", content.about)
         for departure in card.departures:
             line("  departs", departure)
         settings_of(method.Config)

@@ -24,7 +24,7 @@ from flnoisebench.leaderboard.naming import told_apart
 from flnoisebench.leaderboard.rows import budget_of, default_preset
 from flnoisebench.records import RoundRecord, RunResult
 from flnoisebench.report import tolerance
-from flnoisebench.settings import Settings
+from flnoisebench.settings import Settings, flat
 
 FORMATS = (".svg", ".pdf", ".png")
 # Okabe and Ito's palette ("Color Universal Design", 2008), the yellow left out: it vanishes on white
@@ -104,7 +104,7 @@ def _training(settings: Settings) -> dict[str, Any]:
         **budget_of(settings),
         "last_batch": settings.protocol.last_batch,
         "deterministic": settings.deterministic,
-        **_flat(settings.method_settings, "settings."),
+        **dict(flat(settings.method_settings, "settings.")),
     }
 
 
@@ -113,7 +113,7 @@ def _panel_names(every: Sequence[Settings]) -> dict[int, str]:
     differing = [len(set(same)) > 1 for same in zip(*parts, strict=True)]
     names = {i: ", ".join(part for part, it in zip(own, differing, strict=True) if it) for i, own in enumerate(parts)}
     # what no slug prints is said field by field
-    names = told_apart(names, lambda i: _flat(every[i].scenario.model_dump(mode="json", exclude={"draw"})))
+    names = told_apart(names, lambda i: dict(flat(every[i].scenario.model_dump(mode="json", exclude={"draw"}))))
     return {i: name or ", ".join(parts[i]).removesuffix(", on test") for i, name in names.items()}
 
 
@@ -130,12 +130,13 @@ def setting(settings: Settings, name: str) -> Any:
     """
     scene = settings.scenario
     places = {
-        "": {**settings.method_settings, "clients": scene.clients},
-        "protocol.": settings.protocol.model_dump(mode="json"),
-        "partition.": scene.partition.model_dump(mode="json"),
-        "noise.": scene.noise.model_dump(mode="json"),
+        **settings.method_settings,
+        "clients": scene.clients,
+        "protocol": settings.protocol.model_dump(mode="json"),
+        "partition": scene.partition.model_dump(mode="json"),
+        "noise": scene.noise.model_dump(mode="json"),
     }
-    known = _flat(places)
+    known = dict(flat(places))
     if name not in known:
         raise registry.unknown("setting of these runs", name, list(known))
     return known[name]
@@ -160,17 +161,6 @@ def _without(settings: Settings, name: str, value: Any) -> Settings:
     return cast(Settings, _with(settings, ("method_settings", first, *rest), value)).model_copy(
         update={"changed": changed}
     )
-
-
-def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in table.items():
-        if isinstance(value, dict):
-            inner = prefix + name
-            found |= _flat(value, inner if not inner or inner.endswith(".") else f"{inner}.")
-        else:
-            found[prefix + name] = value
-    return found
 
 
 # -------------------------------------------------------------------------------------------------- drawing
