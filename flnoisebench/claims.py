@@ -62,12 +62,10 @@ class Verdict:
         return min(known, key=lambda part: part.mean or 0.0, default=None)
 
 
-def verdicts(
-    scale: str, out: Path, *, device: str, draws: int | None = None, paper: str | None = None
-) -> list[Verdict]:
-    """All claims of a paper, from the results below ``out``; nothing is run."""
-    content = papers.read(paper or papers.names()[0])
-    known = reproduce.entries(scale, paper)
+def verdicts(scale: str, out: Path, *, device: str, draws: int | None = None) -> list[Verdict]:
+    """All claims of the paper, from the results below ``out``; nothing is run."""
+    content = papers.read(papers.names()[0])
+    known = reproduce.entries(scale)
     return [_judged(claim, known, out, device, draws) for claim in content["claims"]]
 
 

@@ -71,14 +71,11 @@ class Entry:
         return ours if ours != self.options.get("dataset") else None
 
 
-def entries(scale: str = "paper", paper: str | None = None) -> dict[str, Entry]:
-    """All tables and figures by name, in the paper's order.  paper: by default the first that ships.
-
-    Raises UnknownName for another scale or paper.
-    """
+def entries(scale: str = "paper") -> dict[str, Entry]:
+    """All tables and figures of the paper by name, in its order.  Raises UnknownName for another scale."""
     if scale not in SCALES:
         raise registry.unknown("scale", scale, list(SCALES))
-    content = papers.read(paper or papers.names()[0])
+    content = papers.read(papers.names()[0])
     found = {}
     for said in content["entries"]:
         special = said.get(scale, {})
@@ -105,9 +102,9 @@ def entries(scale: str = "paper", paper: str | None = None) -> dict[str, Entry]:
     return found
 
 
-def entry(name: str, scale: str = "paper", paper: str | None = None) -> Entry:
+def entry(name: str, scale: str = "paper") -> Entry:
     """Raises UnknownName with near misses."""
-    found = entries(scale, paper)
+    found = entries(scale)
     if name not in found:
         raise registry.unknown("table or figure", name, [*found, "claims"])
     return found[name]

@@ -149,10 +149,10 @@ def _drawn(entry: Entry, runs: Sequence[Wanted], out: Path, figure: Path | None,
 HEADINGS = ("level", "line", "measure", "ours", "± over draws", "n", "published", "difference", "95 % interval")
 
 
-def _number(value: float | None, digits: int = 2) -> str:
+def _number(value: float | None) -> str:
     if value is None:
         return ""
-    return f"{value:.{digits}f}" if abs(value) >= 1 or value == 0 else f"{value:.3g}"
+    return f"{value:.2f}" if abs(value) >= 1 or value == 0 else f"{value:.3g}"
 
 
 def _cells(one: Line) -> tuple[str, ...]:

@@ -107,7 +107,6 @@ def sweep(
         device=device,
         lanes=lane_count,
         retry=retry,
-        on_change=lambda standing: None,
         on_message=lambda text: console.err.print(text, style="yellow", markup=False, soft_wrap=True),
     )
     try:

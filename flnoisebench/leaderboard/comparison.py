@@ -237,9 +237,9 @@ def _groups(ranks: Mapping[str, float], distance: float) -> tuple[tuple[str, ...
     return tuple(found)
 
 
-def diagram(ranking: Ranking, width: int = 60) -> str:
+def diagram(ranking: Ranking) -> str:
     """The critical-difference diagram as text: an axis of ranks, and bars beside methods that cannot be told apart."""
-    k = len(ranking.ranks)
+    k, width = len(ranking.ranks), 60
 
     def at(rank: float) -> int:
         return round((rank - 1) / (k - 1) * (width - 1))

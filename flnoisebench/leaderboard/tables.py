@@ -149,19 +149,17 @@ def _short(value: float) -> str:
     return repr(value).removeprefix("0") if 0 < value < 1 else repr(value).removesuffix(".0")
 
 
-def _ours(row: Row | None, plus_minus: str) -> str:
+def _ours(row: Row | None) -> str:
     if row is None:
         return ""
     if row.accuracy_mean is None:
         return "failed" if row.failed else "-"
-    spread = "" if row.accuracy_std_seeds is None else f" {plus_minus} {row.accuracy_std_seeds:.2f}"
+    spread = "" if row.accuracy_std_seeds is None else f" ± {row.accuracy_std_seeds:.2f}"
     return f"{row.accuracy_mean:.2f}{spread} ({row.n})"
 
 
-def _theirs(printed: Sequence[Published], plus_minus: str) -> str:
-    return " / ".join(
-        f"{one.accuracy:.2f}" + ("" if one.std is None else f" {plus_minus} {one.std:.2f}") for one in printed
-    )
+def _theirs(printed: Sequence[Published]) -> str:
+    return " / ".join(f"{one.accuracy:.2f}" + ("" if one.std is None else f" ± {one.std:.2f}") for one in printed)
 
 
 def _headings(table: Table) -> list[str]:
@@ -182,11 +180,11 @@ def markdown(table: Table) -> str:
     for name, cells in table.lines:
         texts = [name]
         for cell in cells:
-            text = _ours(cell.row, "±")
+            text = _ours(cell.row)
             doubt = DOUBT if cell.row and cell.row.flags else ""
             texts.append((f"**{text}**" if cell.best else text) + doubt)
             if table.with_published:
-                texts.append(_theirs(cell.printed, "±"))
+                texts.append(_theirs(cell.printed))
         lines.append(row(texts))
     return "\n".join([*lines, "", *(f"- {note}" for note in table.notes)]) + "\n"
 
@@ -213,11 +211,11 @@ def latex(table: Table) -> str:
     for name, cells in table.lines:
         texts = [_escaped(name)]
         for cell in cells:
-            text = _escaped(_ours(cell.row, "±"))
+            text = _escaped(_ours(cell.row))
             doubt = _ESCAPES[DOUBT] if cell.row and cell.row.flags else ""
             texts.append((rf"\textbf{{{text}}}" if cell.best else text) + doubt)
             if table.with_published:
-                texts.append(_escaped(_theirs(cell.printed, "±")))
+                texts.append(_escaped(_theirs(cell.printed)))
         lines.append(" & ".join(texts) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"]) + "\n"
 

@@ -530,12 +530,12 @@ def toy_densities() -> Any:
     return figure
 
 
-def toy_projections(count: int = 400) -> Any:
+def toy_projections() -> Any:
     """Samples of the toy example and their projections on both axes, a column an eps^2."""
     figure, axes = _panels(3, len(tolerance.EPS2), height=2.0, sharey="row")
     bins = np.linspace(-8, 8, 49)
     for column, eps2 in enumerate(tolerance.EPS2):
-        for name, colour, marker, points in zip("AB", COLOURS, "ox", tolerance.samples(eps2, count), strict=False):
+        for name, colour, marker, points in zip("AB", COLOURS, "ox", tolerance.samples(eps2, 400), strict=False):
             axes[0, column].scatter(
                 *points.T, s=6, marker=marker, color=colour, alpha=0.6, lw=0.6, label=f"class {name}"
             )
