@@ -220,10 +220,32 @@ class Serial:
         self._lane = Lane(engine)
 
     def run(self, jobs: Sequence[Job], sizes: Mapping[int, int]) -> list[Outcome]:
-        return [perform(self._lane, job) for job in sorted(jobs, key=lambda job: job.client)]
+        return [self._turn(job) for job in sorted(jobs, key=lambda job: job.client)]
+
+    def _turn(self, job: Job) -> Outcome:
+        return perform(self._lane, job)
 
     def close(self) -> None:
         pass
+
+
+class Debug(Serial):
+    """Serial, and suspicious: each turn is taken twice and must give the same bits, and neither message nor state
+    may change meanwhile, not even through numpy.  Slow; for writing a method."""
+
+    def _turn(self, job: Job) -> Outcome:
+        before = trees.digest([job.message, job.state])
+        outcomes = [perform(self._lane, job) for _ in range(2)]
+        where = f"{type(self._lane.engine.method).__name__}, client {job.client}, task {job.task!r}"
+        if trees.digest([job.message, job.state]) != before:
+            raise ClientError(f"{where}: the message or the state was changed in place")
+        first, second = (trees.digest([outcome.reply.upload, outcome.state]) for outcome in outcomes)
+        if first != second:
+            raise ClientError(
+                f"{where}: two turns with the same message and streams gave different results; is something drawn "
+                "outside client.rng and client.seed, or kept between calls?"
+            )
+        return outcomes[0]
 
 
 def deal(clients: Sequence[int], sizes: Mapping[int, int], lanes: int) -> list[list[int]]:
@@ -265,6 +287,11 @@ def deal(clients: Sequence[int], sizes: Mapping[int, int], lanes: int) -> list[l
     return [sorted(hand, key=lambda client: (-sizes[client], client)) for hand in hands]
 
 
+def _by_part(message: Tree, change: Callable[[Tree], Any]) -> Tree:
+    """The message with its parts, which clients share, changed one by one: the entries of a dict, or else the whole."""
+    return {key: change(part) for key, part in message.items()} if isinstance(message, dict) else change(message)
+
+
 def _sent(jobs: Sequence[Job], device: torch.device) -> dict[int, Job]:
     """The jobs with messages and states on ``device``, by client; each different part of the messages is sent once."""
     parts: dict[int, Tree] = {}
@@ -274,12 +301,9 @@ def _sent(jobs: Sequence[Job], device: torch.device) -> dict[int, Job]:
             parts[id(part)] = trees.to(part, device)
         return parts[id(part)]
 
-    sent = {}
-    for job in jobs:
-        message = job.message
-        message = {key: send(part) for key, part in message.items()} if isinstance(message, dict) else send(message)
-        sent[job.client] = replace(job, message=message, state=trees.to(job.state, device))
-    return sent
+    return {
+        job.client: replace(job, message=_by_part(job.message, send), state=trees.to(job.state, device)) for job in jobs
+    }
 
 
 def _perform_away(lane: Lane, job: Job, sent: Job, home: torch.device) -> Outcome:
@@ -421,11 +445,7 @@ def _packed(jobs: Sequence[Job]) -> tuple[torch.Tensor, list[Job]]:
             parts.append(part)
         return places[id(part)]
 
-    light = []
-    for job in jobs:
-        message = job.message
-        where = {key: place(value) for key, value in message.items()} if isinstance(message, dict) else place(message)
-        light.append(Job(job.client, job.task, where, None, job.joined, job.round, job.exchange))
+    light = [replace(job, message=_by_part(job.message, place), state=None) for job in jobs]
     return _shared(trees.to_bytes([parts, [job.state for job in jobs]])), light
 
 
@@ -461,11 +481,10 @@ def _work(
     engine, executor = _WORKER
     content, light = packed
     parts, states = trees.to(_unpacked(content), engine.device)
-    jobs = []
-    for job, state in zip(light, states, strict=True):
-        where = job.message
-        message = {key: parts[i] for key, i in where.items()} if isinstance(where, dict) else parts[where]
-        jobs.append(Job(job.client, job.task, message, state, job.joined, job.round, job.exchange))
+    jobs = [
+        replace(job, message=_by_part(job.message, parts.__getitem__), state=state)
+        for job, state in zip(light, states, strict=True)
+    ]
     joined = {job.client: job.joined for job in jobs}
     try:
         outcomes = executor.run(jobs, sizes)
@@ -475,38 +494,7 @@ def _work(
     for outcome in outcomes:
         reply = outcome.reply
         keep = reply.state is KEEP and joined[outcome.client]
-        claims = {"labels": reply.claims.labels, "clean": reply.claims.clean, "noisy": reply.claims.noisy}
-        heavy.append([reply.upload, None if keep else outcome.state, claims])
+        heavy.append([reply.upload, None if keep else outcome.state, vars(reply.claims)])
         bare = Reply(None, KEEP if keep else None, reply.metrics)
-        found.append(Outcome(outcome.client, outcome.size, bare, None, outcome.meter))
+        found.append(replace(outcome, reply=bare, state=None))
     return found, _shared(trees.to_bytes(heavy)), {}
-
-
-class Debug:
-    """Serial, and suspicious: each turn is taken twice and must give the same bits, and neither message nor state
-    may change meanwhile, not even through numpy.  Slow; for writing a method."""
-
-    lanes = 1
-
-    def __init__(self, engine: Engine) -> None:
-        self._lane = Lane(engine)
-
-    def run(self, jobs: Sequence[Job], sizes: Mapping[int, int]) -> list[Outcome]:
-        return [self._watched(job) for job in sorted(jobs, key=lambda job: job.client)]
-
-    def _watched(self, job: Job) -> Outcome:
-        before = trees.digest([job.message, job.state])
-        outcomes = [perform(self._lane, job) for _ in range(2)]
-        where = f"{type(self._lane.engine.method).__name__}, client {job.client}, task {job.task!r}"
-        if trees.digest([job.message, job.state]) != before:
-            raise ClientError(f"{where}: the message or the state was changed in place")
-        first, second = (trees.digest([outcome.reply.upload, outcome.state]) for outcome in outcomes)
-        if first != second:
-            raise ClientError(
-                f"{where}: two turns with the same message and streams gave different results; is something drawn "
-                "outside client.rng and client.seed, or kept between calls?"
-            )
-        return outcomes[0]
-
-    def close(self) -> None:
-        pass

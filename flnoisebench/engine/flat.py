@@ -120,16 +120,12 @@ class FlatNetwork:
         if any(parameter.requires_grad is frozen for parameter in self._parameters):
             self.network.requires_grad_(not frozen)
         if not frozen:
-            self.forget_gradients()
+            for gradient in self.gradients:  # zero, not None: a recorded step adds to these very tensors
+                gradient.zero_()
 
     def identity(self) -> tuple[int, tuple[bool, ...]]:
         """What a recorded step depends on: which network it is, and which of its parameters have gradients."""
         return id(self), tuple(parameter.requires_grad for parameter in self._parameters)
-
-    def forget_gradients(self) -> None:
-        """Zero, not None: a recorded step adds to these very tensors."""
-        for gradient in self.gradients:
-            gradient.zero_()
 
     def copy(self) -> dict[str, torch.Tensor]:
         """A state dict of its own, as views into copies of the vectors."""
