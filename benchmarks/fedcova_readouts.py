@@ -75,8 +75,8 @@ class Features:
             self.network = copy.deepcopy(self.network)
             self._recalibrate()
         self.z = self._pass(self.images)
-        self.test = self._pass(run._test)
-        self.test_labels = torch.as_tensor(run._test_labels, device=self.device)
+        self.test = self._pass(run.tested)
+        self.test_labels = torch.as_tensor(run.tested_labels, device=self.device)
 
     def _recalibrate(self) -> None:
         """Running statistics of the averaged network itself, from 40 batches of 256 training images."""

@@ -79,10 +79,6 @@ def _arrays() -> Arrays:
     return tiny_arrays(CLASSES, SAMPLES, test=TESTED, public=20)
 
 
-def _as_drawn(scene: scenario.Scenario, truth: scenario.Truth) -> scenario.Manifest:
-    return scene, truth
-
-
 def _other_truth(scene: scenario.Scenario, truth: scenario.Truth) -> scenario.Manifest:
     """Every true label another one, the given labels as they were."""
     assert truth.true is not None
@@ -107,12 +103,7 @@ def _one_sample(scene: scenario.Scenario, truth: scenario.Truth) -> scenario.Man
     return replace(scene, owner=owner), truth
 
 
-CHANGES: dict[str, Callable[[scenario.Scenario, scenario.Truth], scenario.Manifest]] = {
-    "as drawn": _as_drawn,
-    "other truth": _other_truth,
-    "lacking classes": _lacking_classes,
-    "one sample": _one_sample,
-}
+Change = Callable[[scenario.Scenario, scenario.Truth], scenario.Manifest]
 
 
 @dataclass(frozen=True)
@@ -124,9 +115,9 @@ class World:
     protocol: Mapping[str, Any]
 
     def run(
-        self, out: Path, change: str = "as drawn", seed: int = 0, executor: str = "serial", **protocol: Any
+        self, out: Path, change: Change | None = None, seed: int = 0, executor: str = "serial", **protocol: Any
     ) -> runtime.Run:
-        """A run that has not begun."""
+        """A run that has not begun.  change: of the scenario (None: as drawn)."""
         return tiny_run(
             self.method,
             out,
@@ -137,7 +128,7 @@ class World:
             seed=seed,
             executor=executor,
             lanes=1 if executor == "serial" else 2,
-            change=CHANGES[change],
+            change=change,
             **{**self.protocol, **protocol},
         )
 
@@ -498,7 +489,9 @@ class Trial:
         self.world = world
         self.folders = (out / str(number) for number in itertools.count())
 
-    def run(self, change: str = "as drawn", seed: int = 0, executor: str = "serial", **protocol: Any) -> runtime.Run:
+    def run(
+        self, change: Change | None = None, seed: int = 0, executor: str = "serial", **protocol: Any
+    ) -> runtime.Run:
         with _blaming():
             return self.world.run(next(self.folders), change, seed, executor, **protocol)
 
@@ -551,7 +544,7 @@ class Trial:
             run.execute()
         return f"the global generator of {' and of '.join(names)} was drawn from or seeded", "".join(found)
 
-    def unlike_plain(self, change: str = "as drawn", **protocol: Any) -> None:
+    def unlike_plain(self, change: Change | None = None, **protocol: Any) -> None:
         """A run of another federation; when the plain one fails already, it says nothing about that."""
         _ = self.plain
         self.finish(self.run(change, **protocol))
@@ -825,7 +818,7 @@ def server_sees_no_data(trial: Trial) -> None:
 
 def sees_no_truth(trial: Trial) -> None:
     expected = trial.plain.lasting
-    found = trial.finish(trial.run("other truth"))
+    found = trial.finish(trial.run(_other_truth))
     if found.digest != expected.digest:
         pairs = enumerate(zip(expected.rounds, found.rounds, strict=False))
         first = next((number for number, (a, b) in pairs if a["digest"] != b["digest"]), len(found.rounds))
@@ -878,7 +871,7 @@ def can_be_captured(trial: Trial) -> None:
 def predicts(trial: Trial) -> None:
     plain = trial.plain
     lane = Lane(plain.run.engine)
-    images = plain.run._test.plain(torch.arange(TESTED))
+    images = plain.run.tested.plain(torch.arange(TESTED))
     with _blaming("predictors"):
         found = dict(plain.run.method.predictors(plain.log.last, lane.server(len(plain.lasting.rounds), 0, "predict")))
     for name, predict in found.items():
@@ -898,11 +891,11 @@ def copes_with_partial_participation(trial: Trial) -> None:
 
 
 def copes_with_lacking_classes(trial: Trial) -> None:
-    trial.unlike_plain("lacking classes")
+    trial.unlike_plain(_lacking_classes)
 
 
 def copes_with_one_sample(trial: Trial) -> None:
-    trial.unlike_plain("one sample")
+    trial.unlike_plain(_one_sample)
 
 
 def copes_with_batchnorm(trial: Trial) -> None:

@@ -28,7 +28,7 @@ from flnoisebench import evaluation, records, registry, scenario, trees
 from flnoisebench.api import Arrays, Dataset, Method, Plan, Protocol, Upload
 from flnoisebench.checkpoint import Checkpoint, Commit, Overwritten
 from flnoisebench.engine import DeviceImages, Engine, Lane, Look, make_deterministic
-from flnoisebench.engine.training import autocast
+from flnoisebench.engine.losses import autocast
 from flnoisebench.executors import (
     ClientError,
     Debug,
@@ -480,7 +480,8 @@ class Run:
         self.device = device
         self.devices = [device, *beside]
         self.told = told_to(method_class, scene.told)
-        self.federation = _federation(scene, truth)
+        facts = scenario.summary(scene, truth)
+        self.federation = {name: fact for name, fact in facts.items() if name != "transition"}  # the manifest has it
         self._class_names = list(arrays.classes or dataset.classes)
         natural = settings.scenario.partition.law == "natural"
         self._client_names = list(arrays.clients) if natural and arrays.clients else None
@@ -488,22 +489,24 @@ class Run:
         self._source = registry.source_digest(method_class)
         self._digests = {**scene.digests, **public_digest(arrays), **order_digest(dataset)}
         pixels, labels = evaluation_set(settings.evaluate_on, arrays, scene, truth)
-        tested = np.arange(len(labels))
+        places = np.arange(len(labels))
         if not dataset.published_order:
             order = torch.from_numpy(_shuffle(len(scene.owner)))
             arrays = replace(arrays, train_images=reordered(arrays.train_images, order))
             scene, truth = scenario.reordered(scene, truth, order.numpy())
-            tested = _shuffle(len(labels))  # a predictor sees batch by batch, and a batch of one class by its majority
+            places = _shuffle(len(labels))  # a predictor sees batch by batch, and a batch of one class by its majority
         self.scene = scene
         self.judge = evaluation.Judge(scene, truth)
         look = Look(dataset.mean, dataset.std, dataset.crop_padding, dataset.flip, arrays.crop)
+        positions = [scene.positions(client) for client in range(scene.spec.clients)]
+        self._sizes = {client: len(rows) for client, rows in enumerate(positions)}
         self._blueprint = (
             settings.method,
             settings.method_settings,
             settings.protocol,
             arrays.train_images,
             torch.as_tensor(np.array(scene.given), dtype=torch.int64),
-            [scene.positions(client) for client in range(scene.spec.clients)],
+            positions,
             scene.classes,
             look,
             arrays.public,
@@ -512,12 +515,11 @@ class Run:
             settings.deterministic,
             capture,
         )
-        self._sizes = {client: len(rows) for client, rows in enumerate(self._blueprint[5])}
         self.engine = build_engine(*self._blueprint, device=device)
         self.method = self.engine.method
         self._lane = Lane(self.engine)
-        self._test = DeviceImages(pixels.to(device), torch.from_numpy(tested).to(device), look)
-        self._test_labels = labels[tested]
+        self.tested = DeviceImages(pixels.to(device), torch.from_numpy(places).to(device), look)
+        self.tested_labels = labels[places]
         self._executor_kind, self._lanes = _choose_executor(executor, lanes, self.devices, settings.protocol.model)
 
     # ---------------------------------------------------------------------------------------- the loop
@@ -740,10 +742,10 @@ class Run:
             def predict() -> dict[str, np.ndarray]:
                 found = self.method.predictors(position.server, server)
                 with autocast(self.device, self.settings.protocol.precision):
-                    return evaluation.scores_of(found, self._test, self.engine.classes)
+                    return evaluation.scores_of(found, self.tested, self.engine.classes)
 
             scores = self._call("predictors", round, position.exchange, predict)
-            measured = evaluation.measure(scores, self._test_labels)
+            measured = evaluation.measure(scores, self.tested_labels)
             position.label_noise = self.judge.noise(position.claims)
             judged = self.judge.judge(position.claims, position.noisy_clients)
             diagnostics = self._call(
@@ -958,11 +960,6 @@ def _shuffle(images: int) -> np.ndarray:
     number alone: two runs on the same data have the same one, and who holds what and under which label, drawn in the
     data set's own order, does not change."""
     return numpy_stream("order of images").permutation(images)
-
-
-def _federation(scene: scenario.Scenario, truth: scenario.Truth) -> dict[str, Any]:
-    """The scenario's summary, a row a client; its matrices are left to the manifest."""
-    return {name: value for name, value in scenario.summary(scene, truth).items() if name != "transition"}
 
 
 def _choose_executor(wish: str, lanes: int | None, devices: Sequence[torch.device], model: str) -> tuple[str, int]:

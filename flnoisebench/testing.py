@@ -31,8 +31,8 @@ from torch.utils import _pytree as pytree
 
 from flnoisebench import registry, runtime, scenario
 from flnoisebench.api import Arrays, Batch, Dataset, Loss, Method, Optimiser, Protocol
-from flnoisebench.engine import Engine, Lane, Look, training
-from flnoisebench.settings import Settings, explain, stated
+from flnoisebench.engine import Engine, Lane, Look, losses, training
+from flnoisebench.settings import Settings, stated, validated
 
 __all__ = [
     "Recorded", "Tiny", "capture_safe", "tiny_arrays", "tiny_engine", "tiny_protocol", "tiny_run", "watch_losses",
@@ -216,7 +216,7 @@ class _Step(torch.nn.Module):
 
     def forward(self, parts: Mapping[str, Any]) -> Any:
         batch = _assembled(parts, dict(zip(self.names, self.frozen, strict=True)))
-        return training.unpack(self.loss(self.network, batch), self.loss)
+        return losses.unpack(self.loss(self.network, batch), self.loss)
 
     def tensors(self) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Copies of (trained parameters, everything else by name)."""

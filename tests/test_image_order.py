@@ -83,10 +83,10 @@ def test_a_regression_on_place_and_row_cannot_tell_the_class(images, dataset, mo
 
 def test_test_images_of_one_class_are_not_shown_together(images):
     run = prepared(images, "folder")
-    assert sorted(run._test_labels.tolist()) == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
-    assert (np.diff(run._test_labels) < 0).any()
-    levels = run._test.pixels[run._test.rows][:, 0, 4, 4].numpy()
-    assert (levels // EACH == run._test_labels).all()  # pixels and labels moved together
+    assert sorted(run.tested_labels.tolist()) == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
+    assert (np.diff(run.tested_labels) < 0).any()
+    levels = run.tested.pixels[run.tested.rows][:, 0, 4, 4].numpy()
+    assert (levels // EACH == run.tested_labels).all()  # pixels and labels moved together
 
 
 def test_pixels_labels_and_truth_stay_together(images):

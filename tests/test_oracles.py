@@ -237,7 +237,7 @@ def test_pixels_and_labels_stay_together_and_the_test_images_are_all_there():
     mine = torch.as_tensor(cleaned.positions(3))
     side = runtime.Lane(run.engine).client(3, None, 0, 0)
     assert torch.equal(side.labels, whole.train_labels[kept][mine])  # given, and right
-    assert np.array_equal(run._test_labels, whole.test_labels.numpy())
+    assert np.array_equal(run.tested_labels, whole.test_labels.numpy())
 
 
 def test_a_scenario_and_arrays_that_the_caller_has_are_as_good_as_loaded_ones(tmp_path):

@@ -11,14 +11,12 @@ from flnoisebench import api
 from flnoisebench.api import Batch, Fit
 from flnoisebench.engine.batches import draw_looks
 from flnoisebench.engine.images import DeviceImages
-from flnoisebench.engine.losses import autocast, unpack
+from flnoisebench.engine.losses import autocast
 from flnoisebench.engine.steps import Call
 from flnoisebench.trees import Tree
 
 if TYPE_CHECKING:
     from flnoisebench.engine import Lane
-
-__all__ = ["apply", "fit", "unpack"]
 
 APPLY_BATCH = 512  # images without gradient, on a CPU
 RECORDED_BATCH = 256  # the same on a GPU, where a last batch is filled up: half of it is wasted on average
