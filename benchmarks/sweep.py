@@ -36,7 +36,7 @@ def timed(wanted: list[Settings], place: sweep.Place, **options: Any) -> tuple[l
             began.append(time.perf_counter())
 
     started = time.perf_counter()
-    outcomes = sweep.carry_out(wanted, place=place, on_change=watch, **options)
+    outcomes = sweep.Sweep(wanted, place=place, on_change=watch, **options).carry_out()
     ended = time.perf_counter()
     failed = [outcome.failure for outcome in outcomes if outcome.status != "complete"]
     assert not failed, failed

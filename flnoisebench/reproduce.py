@@ -216,7 +216,7 @@ def _swept(runs: list[Settings], data_root: Path, out: Path, device: str, worker
     place = (
         sweep.Local(device=kind, runs_per_gpu=workers) if kind == "cuda" else sweep.Local(device=kind, workers=workers)
     )
-    return sweep.carry_out(runs, out=out, data_root=data_root, place=place, device=kind, retry=retry)
+    return sweep.Sweep(runs, out=out, data_root=data_root, place=place, device=kind, retry=retry).carry_out()
 
 
 # ------------------------------------------------------------------------------------------------- measures

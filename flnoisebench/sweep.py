@@ -557,7 +557,6 @@ class Sweep:
         self.place, self.device, self.retry = place, device, retry
         self.lanes = lanes or (1 if device == "cpu" else None)
         self.dashboard = ""
-        self.slots = 0
         self.standings = [
             Standing(run, folder := run.folder(self.out), str(folder.relative_to(self.out))) for run in runs
         ]
@@ -566,7 +565,7 @@ class Sweep:
         self.on_change, self.on_message = on_change, on_message
         self._inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._name = uuid.uuid4().hex[:8]
-        self._workers: dict[str, int] = {}  # address: threads
+        self._workers: list[str] = []  # their addresses
         self._unfit: dict[str, str] = {}  # address: what it lacks
         self._probe: dict[str, Any] = {}
         self._tended = 0.0
@@ -587,6 +586,14 @@ class Sweep:
             with silence_logging_cmgr(logging.CRITICAL), self.place.open() as address:
                 self._loop(address)
         return [one.outcome for one in self.standings if one.outcome is not None]
+
+    @property
+    def slots(self) -> int:
+        """How many workers can take a run."""
+        return len(self._fit())
+
+    def _fit(self) -> list[str]:
+        return [address for address in self._workers if address not in self._unfit]
 
     def _unfinished(self) -> list[Standing]:
         return [one for one in self.standings if one.outcome is None]
@@ -633,7 +640,6 @@ class Sweep:
                 "topic": self._name,
                 "probe": self._probe,
             }
-            fit = [address for address in self._workers if address not in self._unfit]
             try:
                 standing.future = client.submit(
                     carry,
@@ -642,7 +648,7 @@ class Sweep:
                     pure=False,
                     retries=RETRIES,
                     resources={"GPU": 1} if self.device == "cuda" else None,
-                    workers=fit if self._unfit else None,
+                    workers=self._fit() if self._unfit else None,
                     priority=-task["run"],
                 )
             except Exception:
@@ -830,14 +836,9 @@ class Sweep:
         if worker not in self._unfit:
             self._unfit[worker] = why
             self.on_message(f"worker {host} gets no run: {why}")
-            self.slots = len([address for address in self._workers if address not in self._unfit])
 
     def _count_workers(self, client: distributed.Client) -> None:
-        self._workers = dict(_asked(client, client.nthreads, timeout=10))
-        self.slots = len([address for address in self._workers if address not in self._unfit])
-        self._tend()
-
-    def _tend(self) -> None:
+        self._workers = list(_asked(client, client.nthreads, timeout=10))
         if time.monotonic() - self._tended > 30 or not self._tended:
             self._tended = time.monotonic()
             self.place.tend(len(self._unfinished()))
@@ -883,29 +884,3 @@ def _rounds(folder: Path) -> int:
         return (folder / "records.jsonl").read_bytes().count(b"\n")
     except OSError:
         return 0
-
-
-def carry_out(
-    runs: Sequence[Settings],
-    *,
-    out: Path,
-    data_root: Path,
-    place: Place | None = None,
-    device: str = "cpu",
-    lanes: int | None = None,
-    retry: bool = False,
-    on_change: Callable[[Standing], None] = lambda standing: None,
-    on_message: Callable[[str], None] = lambda text: None,
-) -> list[Outcome]:
-    """Carry out runs and return their outcomes in the same order; by default on this host's workers.  See Sweep."""
-    return Sweep(
-        runs,
-        out=out,
-        data_root=data_root,
-        place=place or Local(device=device),
-        device=device,
-        lanes=lanes,
-        retry=retry,
-        on_change=on_change,
-        on_message=on_message,
-    ).carry_out()

@@ -240,9 +240,9 @@ def local(tmp_path_factory):
         if standing.status == "waiting":
             threading.Timer(1.5, lock.close).start()
 
-    outcomes = sweep.carry_out(
+    outcomes = sweep.Sweep(
         runs, out=out, data_root=folder, place=sweep.Local(workers=2), on_change=watch, on_message=pytest.fail
-    )
+    ).carry_out()
     serially([runs[0], runs[1]], folder / "serial")
     return SimpleNamespace(**locals())
 
@@ -287,7 +287,7 @@ def test_a_run_that_fails_is_recorded_with_its_traceback_and_stops_no_other(loca
 
 
 def test_a_sweep_of_runs_that_are_over_starts_no_worker(local):
-    again = sweep.carry_out(local.runs, out=local.out, data_root=local.folder, place=NOWHERE)
+    again = sweep.Sweep(local.runs, out=local.out, data_root=local.folder, place=NOWHERE).carry_out()
     assert [outcome.status for outcome in again] == ["complete", "complete", "complete", "failed"]
     assert all(outcome.already for outcome in again)
 
@@ -360,16 +360,16 @@ def test_missing_data_and_scenarios_that_cannot_be_are_all_named_and_nothing_sta
     away = settings(2, 0, dataset="cifar10")
     unheld = settings(2, 0, evaluate_on="validation")
     with pytest.raises(ValueError, match="runs that cannot begin") as caught:
-        sweep.carry_out(
+        sweep.Sweep(
             [settings(2, 0, rho=0.3), *impossible, away, unheld], out=out, data_root=tmp_path, place=NOWHERE
-        )
+        ).carry_out()
     lines = str(caught.value).splitlines()
     assert sum("5 clients of at least 500 samples need 2500 samples" in line for line in lines) == 2  # one a draw
     assert sum(line.startswith("  cifar10: ") and str(tmp_path) in line for line in lines) == 1
     assert sum("validation needs a hold-out" in line for line in lines) == 1
     assert not out.exists()
     with pytest.raises(MissingData, match="data fetch cifar10"):
-        sweep.carry_out([away], out=out, data_root=tmp_path, place=NOWHERE)
+        sweep.Sweep([away], out=out, data_root=tmp_path, place=NOWHERE).carry_out()
 
 
 def test_a_grid_of_scenarios_without_a_noisy_client_is_told_once(tmp_path):
@@ -389,7 +389,7 @@ def test_a_finished_run_of_other_data_or_another_code_is_not_taken_for_this_one(
     path = runs[1].folder(tmp_path) / "result.json"
     other = json.loads(path.read_text())
     path.write_text(json.dumps({**other, "digests": {**other["digests"], "labels": "0" * 64}}))
-    outcomes = sweep.carry_out(runs, out=tmp_path, data_root=tmp_path, place=NOWHERE)
+    outcomes = sweep.Sweep(runs, out=tmp_path, data_root=tmp_path, place=NOWHERE).carry_out()
     assert [outcome.status for outcome in outcomes] == ["failed", "failed", "complete"]
     assert "Frail has changed since the run in" in outcomes[0].failure
     assert "had other data (labels: another SHA-256)" in outcomes[1].failure
@@ -402,7 +402,7 @@ def test_a_run_that_a_worker_cannot_begin_is_among_the_failures_and_listed(tmp_p
     (images / "train.csv").parent.mkdir()
     run = settings(2, 0, dataset="folder", protocol="digits")
     monkeypatch.setattr(sweep, "identities", lambda runs, root, on_message: [sweep.Identity("", {})])
-    (outcome,) = sweep.carry_out([run], out=tmp_path / "out", data_root=images, place=sweep.Local(workers=1))
+    (outcome,) = sweep.Sweep([run], out=tmp_path / "out", data_root=images, place=sweep.Local(workers=1)).carry_out()
     assert outcome.status == "failed"
     assert str(images) in outcome.failure
     status, rounds, _, folder, said = done("list", "runs", "--out", tmp_path / "out").splitlines()[0].split("\t")
@@ -465,7 +465,7 @@ def test_a_run_that_kills_every_worker_is_given_up_and_the_others_are_not(tmp_pa
     (tmp_path / "frail.py").write_text(PLUGIN)
     frail = f"{tmp_path}/frail.py:Frail"
     runs = [settings(4, 0, frail, set=["trouble=die"]), settings(4, 0, frail), settings(4, 1, frail)]
-    outcomes = sweep.carry_out(runs, out=tmp_path / "out", data_root=tmp_path, place=sweep.Local(workers=2))
+    outcomes = sweep.Sweep(runs, out=tmp_path / "out", data_root=tmp_path, place=sweep.Local(workers=2)).carry_out()
     assert [outcome.status for outcome in outcomes] == ["failed", "complete", "complete"]
     assert "every worker that took this run has died" in outcomes[0].failure
     assert re.search("the last ones at round [12]:", (outcomes[0].folder / "failure.txt").read_text())
@@ -531,8 +531,8 @@ def test_workers_with_several_threads_get_no_run(tmp_path):
         workers(port, 1, tmp_path / "workers.log", threads=2),
         pytest.raises(ValueError, match="no worker can take a run"),
     ):
-        sweep.carry_out([settings(2, 0)], out=tmp_path / "out", data_root=tmp_path,
-                        place=sweep.Running(f"127.0.0.1:{port}"), on_message=messages.append)  # fmt: skip
+        sweep.Sweep([settings(2, 0)], out=tmp_path / "out", data_root=tmp_path,
+                    place=sweep.Running(f"127.0.0.1:{port}"), on_message=messages.append).carry_out()  # fmt: skip
     assert "--nthreads 1" in "".join(messages)
 
 
