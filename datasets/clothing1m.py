@@ -367,7 +367,8 @@ def _check_parts(archive: _Archive, counts: Mapping[str, int], settings: Archive
                 f"no {part} image of class {', '.join(archive.classes[label] for label in missing)}"
             )
     # sorted class folders name a part in their keys: there the file's own name says which image it is
-    own = {part: [key.rsplit("/", 1)[-1] if key.startswith(_all_folders()) else key for key in content.keys]
+    folders = tuple(f"{name}/" for names in FOLDERS.values() for name in names)
+    own = {part: [key.rsplit("/", 1)[-1] if key.startswith(folders) else key for key in content.keys]
            for part, content in archive.parts.items()}  # fmt: skip
     kept_out = set(own["val"]) | set(own["test"])
     if both := sorted(set(own["val"]) & set(own["test"])):
@@ -383,10 +384,6 @@ def _check_parts(archive: _Archive, counts: Mapping[str, int], settings: Archive
             archive.problems.append(f'{text}; {{"drop_shared_keys": true}} in flnoisebench.json leaves them out')
     if both := set(own.get("clean-train", ())) & kept_out:
         archive.notes.append(f"{len(both)} clean-train images, which nothing trains on, are also in val or test")
-
-
-def _all_folders() -> tuple[str, ...]:
-    return tuple(f"{name}/" for names in FOLDERS.values() for name in names)
 
 
 def _balanced(part: _Part, images: int, root: Path) -> _Part:
@@ -503,8 +500,7 @@ def _prepare(archive: _Archive, settings: ArchiveSettings, where: Path, progress
     where.mkdir(parents=True, exist_ok=True)
     total, before, parts = sum(len(archive.parts[part].keys) for part in READ), 0, {}
     described = where / "prepared.json"
-    if described.is_file():
-        described.unlink()  # what it says stops being so
+    described.unlink(missing_ok=True)  # what it says stops being so
     for part in READ:
         files, labels = archive.files(part), np.array(archive.parts[part].labels, dtype=np.int64)
 

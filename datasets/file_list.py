@@ -19,10 +19,9 @@ import torch
 
 from flnoisebench.api import (
     Arrays,
-    Config,
     Dataset,
-    Field,
     Finding,
+    ImageSettings,
     MissingData,
     Progress,
     decode_images,
@@ -33,12 +32,6 @@ from flnoisebench.api import (
 )
 
 COLUMNS = {"train": ("path", "label", "true_label", "client"), "test": ("path", "label")}
-
-
-class ListSettings(Config):
-    """What ``root/flnoisebench.json`` may say."""
-
-    size: int = Field(64, ge=8, le=1024, unit="pixels", why="twice CIFAR's; a million images take 12 GB")
 
 
 class FileList(Dataset):
@@ -72,7 +65,7 @@ class FileList(Dataset):
         list only, the same pixels in train and test, bad settings.  public: none; None.
         """
         root = Path(root).absolute()
-        size = read_settings(root / "flnoisebench.json", ListSettings).size
+        size = read_settings(root / "flnoisebench.json", ImageSettings).size
         train, test = _lists(root, self.source)
         self.require_none(_problems(root, train, test), root)
         classes = _ordered({*train.labels, *train.true_labels})

@@ -10,10 +10,9 @@ import torch
 from flnoisebench.api import (
     IMAGE_SUFFIXES,
     Arrays,
-    Config,
     Dataset,
-    Field,
     Finding,
+    ImageSettings,
     MissingData,
     Progress,
     decode_images,
@@ -23,12 +22,6 @@ from flnoisebench.api import (
     some,
     undecodable,
 )
-
-
-class FolderSettings(Config):
-    """What ``root/flnoisebench.json`` may say."""
-
-    size: int = Field(64, ge=8, le=1024, unit="pixels", why="twice CIFAR's; a million images take 12 GB")
 
 
 class Folder(Dataset):
@@ -69,7 +62,7 @@ class Folder(Dataset):
         for part in ("train", "test", "public") if public else ("train", "test"):
             if not (root / part).is_dir():
                 raise MissingData(f"An image folder was looked for in {root}, which has no {part}/.  {self.source}")
-        size = read_settings(root / "flnoisebench.json", FolderSettings).size
+        size = read_settings(root / "flnoisebench.json", ImageSettings).size
         train, test = _classes(root / "train"), _classes(root / "test")
         for here, there, missing in (("train", "test", train.keys() - test), ("test", "train", test.keys() - train)):
             if missing:

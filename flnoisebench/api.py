@@ -95,11 +95,11 @@ from flnoisebench.trees import Tree, map_tensors, to, vectors
 
 __all__ = [
     "IMAGE_SUFFIXES", "KEEP", "READ_SUFFIXES", "Arrays", "Batch", "Card", "Claims", "Client", "Config", "Dataset",
-    "Field", "Finding", "Fit", "Images", "Method", "MissingData", "OnceABatch", "Optimiser", "Plan", "Preparation",
-    "Preset", "Progress", "Protocol", "Reply", "Rounds", "Server", "Tree", "Upload", "average", "cross_entropy",
-    "decode_images", "digest_images", "image_files", "map_bytes", "map_images", "map_tensors", "moments", "near",
-    "open_map", "pixels_of", "read_settings", "refuse_shared", "shared_images", "some", "to", "undecodable",
-    "weights",
+    "Field", "Finding", "Fit", "ImageSettings", "Images", "Method", "MissingData", "OnceABatch", "Optimiser", "Plan",
+    "Preparation", "Preset", "Progress", "Protocol", "Reply", "Rounds", "Server", "Tree", "Upload", "average",
+    "cross_entropy", "decode_images", "digest_images", "image_files", "map_bytes", "map_images", "map_tensors",
+    "moments", "near", "open_map", "pixels_of", "read_settings", "refuse_shared", "shared_images", "some", "to",
+    "undecodable", "weights",
 ]  # fmt: skip
 
 
@@ -711,6 +711,12 @@ def read_settings(path: Path, kind: type[SettingsOf]) -> SettingsOf:
             raise ValueError(f"{path}: unknown setting {name!r}.{hint} Known: {known}.") from None
         said = f"{name} = {found['input']!r}: " if name else ""
         raise ValueError(f"{path}: {said}{found['msg'].removeprefix('Value error, ')}") from None
+
+
+class ImageSettings(Config):
+    """What ``root/flnoisebench.json`` may say of image files of any size."""
+
+    size: int = Field(64, ge=8, le=1024, unit="pixels", why="twice CIFAR's; a million images take 12 GB")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -266,11 +267,11 @@ def _threads() -> int:
 
 
 def _header(count: int, size: int) -> bytes:
-    """The .npy header of a map; a multiple of 64 bytes."""
+    """The .npy header of a map, 128 bytes."""
+    header = io.BytesIO()
     shape = (count, 3, size, size)
-    text = repr({"descr": "|u1", "fortran_order": False, "shape": shape})
-    room = 118 - len(text) - 1
-    return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + (text + " " * room + "\n").encode()
+    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    return header.getvalue()
 
 
 def _stamped(stamp: Path, task: str) -> str | None:
