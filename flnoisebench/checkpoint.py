@@ -82,7 +82,7 @@ class Checkpoint:
         if not self._head.exists():
             # the first commit brings no record, so where there are records there has been a head
             if self.records.exists() and self.records.stat().st_size:
-                raise Damaged(f"{self._head} is missing; {self._advice}")
+                raise Damaged(f"{self._head} is missing; {_advice(self.folder)}")
             self._sweep(set())
             return None
         head, counted = read_head(self.folder)
@@ -97,17 +97,13 @@ class Checkpoint:
         except Damaged:
             raise
         except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-            raise Damaged(f"{self._head} is damaged ({error!r}); {self._advice}") from error
+            raise Damaged(f"{self._head} is damaged ({error!r}); {_advice(self.folder)}") from error
         self._records_length, self._records_sum = len(counted), hashlib.sha256(counted)
         self._began_with = head.get("began_with")
         if self.records.exists():
             os.truncate(self.records, self._records_length)
         self._sweep({name for _, name, _ in self._known.values()})
         return commit
-
-    @property
-    def _advice(self) -> str:
-        return _advice(self.folder)
 
     def _read(self, slot: str, place: tuple[str, int], objects: dict[str, Tree]) -> Tree:
         name, index = place
@@ -116,9 +112,11 @@ class Checkpoint:
             try:
                 data = path.read_bytes()
             except OSError as error:
-                raise Damaged(f"{path} ({slot}) cannot be read: {error.strerror}; {self._advice}") from error
+                raise Damaged(f"{path} ({slot}) cannot be read: {error.strerror}; {_advice(self.folder)}") from error
             if hashlib.sha256(data).hexdigest() != name:
-                raise Damaged(f"{path} ({slot}) is cut short or altered: its SHA-256 is not its name; {self._advice}")
+                raise Damaged(
+                    f"{path} ({slot}) is cut short or altered: its SHA-256 is not its name; {_advice(self.folder)}"
+                )
             objects[name] = trees.from_bytes(data)
         tree = objects[name][index]
         self._known[slot] = (tree, name, index)

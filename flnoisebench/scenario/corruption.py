@@ -95,22 +95,20 @@ def corrupt(
         drawn = _drawn(federation, noisy, nominal)
         if isinstance(noise.mass, str):
             return drawn
-        wrong = (
-            drawn.given != true_labels if drawn.foreign is None else (drawn.given != true_labels) | (drawn.foreign >= 0)
-        )
+        wrong = drawn.given != true_labels
+        if drawn.foreign is not None:
+            wrong |= drawn.foreign >= 0
         misses.append(float(wrong.mean()))
         if abs(misses[-1] - noise.mass) <= POINT:
             return drawn
         if len(misses) == DEALS:
             break
+    nearest = ""
+    if misses:
+        nearest = f"; the nearest of {len(misses)} has {min(misses, key=lambda x: abs(x - float(noise.mass))):.4f}"
     raise ValueError(
-        f"mass={noise.mass}: no draw has a share of wrong labels within a point of it"
-        + (
-            f"; the nearest of {len(misses)} has {min(misses, key=lambda x: abs(x - float(noise.mass))):.4f}"
-            if misses
-            else ""
-        )
-        + f". {federation.reach()}; change rho, tau or mass"
+        f"mass={noise.mass}: no draw has a share of wrong labels within a point of it{nearest}. "
+        f"{federation.reach()}; change rho, tau or mass"
     )
 
 
@@ -180,11 +178,14 @@ class _Federation:
         pairs[absent, absent] = 1
         return pairs / pairs.sum(axis=1, keepdims=True)
 
+    def flip_rates(self, nominal: Floats) -> Floats:
+        """float64 [M]: the mean share of touched samples of each client."""
+        return np.array([flip_rate(self.law(m), r) if r else 0.0 for m, r in enumerate(nominal)])
+
     def mass(self, nominal: Floats) -> float:
         """The expected share of wrong labels over all clients."""
         sizes = self.counts.sum(axis=1)
-        rates = np.array([flip_rate(self.law(m), r) if r else 0.0 for m, r in enumerate(nominal)])
-        return float(sizes @ (rates * self.wrong_if_touched()) / sizes.sum())
+        return float(sizes @ (self.flip_rates(nominal) * self.wrong_if_touched()) / sizes.sum())
 
     def expected_mass(self) -> float:
         """The mean of ``mass`` over draws of who is noisy and how much."""
@@ -236,8 +237,7 @@ def _levels(federation: _Federation) -> Iterator[tuple[Bools, Floats]]:
     weights = sizes * federation.wrong_if_touched() / sizes.sum()
     found = 0
     for noisy, nominal in _draws(federation, TRIES):
-        rates = np.array([flip_rate(federation.law(m), r) if r else 0.0 for m, r in enumerate(nominal)])
-        if abs(weights @ rates - wanted) <= width:
+        if abs(weights @ federation.flip_rates(nominal) - wanted) <= width:
             found += 1
             yield noisy, nominal
     if mass == "stratified" and not found:
