@@ -224,6 +224,11 @@ def load_result(folder: Path) -> RunResult:
     return parse(RunResult, (folder / "result.json").read_bytes(), str(folder / "result.json"))
 
 
+def result_of(folder: Path) -> RunResult | None:
+    """The run's result, None while there is none; raises ValueError when it is damaged."""
+    return load_result(folder) if (folder / "result.json").exists() else None
+
+
 def load_records(folder: Path) -> list[RoundRecord]:
     """The finished rounds.  A last line without its end, as a kill leaves it, does not count."""
     path = folder / "records.jsonl"

@@ -163,8 +163,8 @@ def present(runs: Iterable[Wanted], out: Path) -> list[Done]:
     found = []
     for run in runs:
         folder = run.settings.folder(out)
-        if (folder / "result.json").exists():
-            found.append(Done(run.line, run.level, run.draw, folder, records.load_result(folder)))
+        if result := records.result_of(folder):
+            found.append(Done(run.line, run.level, run.draw, folder, result))
     return found
 
 

@@ -332,9 +332,9 @@ def check_finished(
     Raises AlreadyDone when there is a result, but ValueError when it is another run's, another code's or other data's:
     its numbers are not this run's.
     """
-    if not (folder / "result.json").exists():
+    result = records.result_of(folder)
+    if result is None:
         return
-    result = records.load_result(folder)
     if not _same_run(settings, result.settings):  # a folder that was copied or renamed
         raise ValueError(f"{folder / 'result.json'} is of another run; give this one another --out, or move it away")
     if result.status == "failed" and retry:

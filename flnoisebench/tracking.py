@@ -205,12 +205,11 @@ class Log:
 
     def finish(self) -> None:
         """Close them; where no round came, all rounds of a run that is over are handed over first."""
-        done = (self._folder / "result.json").exists()
-        if self._open is None and not done:  # nothing came of it, or another process is at it and has its own
-            return
+        result = records.result_of(self._folder)
         if self._open is None:
+            if result is None:  # nothing came of it, or another process is at it and has its own
+                return
             self._begin(None)
-        result = records.load_result(self._folder) if done else None
         self._each(lambda tracker: tracker.close(summary(result), result.status if result else "unfinished"))
         self._open = {}
 

@@ -95,9 +95,7 @@ def compare(
 
 
 def load(folder: Path) -> Compared:
-    settings, rounds = records.load_settings(folder), records.load_records(folder)
-    result = records.load_result(folder) if (folder / "result.json").exists() else None
-    return Compared(folder, settings, rounds, result)
+    return Compared(folder, records.load_settings(folder), records.load_records(folder), records.result_of(folder))
 
 
 def headline(found: list[Compared]) -> str:

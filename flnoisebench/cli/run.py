@@ -179,8 +179,8 @@ def run(
         console.err.print(f"already {result.status}: nothing to run{again}", style="yellow", markup=False)
     except (ClientError, runtime.MethodError):
         # whoever reads the last line learns of the failure there too; the message follows on stderr
-        if as_json and prepared is not None and (prepared.folder / "result.json").exists():
-            print_result(records.load_result(prepared.folder), prepared.folder, as_json=True)
+        if as_json and prepared is not None and (failed := records.result_of(prepared.folder)):
+            print_result(failed, prepared.folder, as_json=True)
         raise
     finally:
         log.finish()

@@ -28,7 +28,7 @@ def show(
     folder = only_run(folder)
     settings = records.load_settings(folder)
     rounds = records.load_records(folder)
-    result = records.load_result(folder) if (folder / "result.json").exists() else None
+    result = records.result_of(folder)
     if as_json:
         content = {
             "folder": str(folder),

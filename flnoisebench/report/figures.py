@@ -61,8 +61,7 @@ def load(folders: Iterable[Path]) -> list[Run]:
     found = []
     for place in runs_below(folders):
         settings = records.load_settings(place)
-        result = records.load_result(place) if (place / "result.json").exists() else None
-        found.append(Run("", "", settings, records.load_records(place), result))
+        found.append(Run("", "", settings, records.load_records(place), records.result_of(place)))
     return named(found)
 
 
