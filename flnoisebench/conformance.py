@@ -1182,7 +1182,7 @@ def check(
     loaded = registry.load_method(name)
     preset = next(iter(loaded.presets)) if preset is None else preset
     if preset not in loaded.presets:
-        raise registry.unknown(f"preset of {name}", preset, list(loaded.presets))
+        raise registry.unknown(f"preset of {name}", preset, loaded.presets)
     # of the 24 samples of a client, an uneven last batch too
     budget = Protocol(**merged(tiny_protocol(rounds=rounds, batch=10).model_dump(), protocol or {}))
     world = World(name, {**loaded.presets[preset].on("")[0], **(settings or {})}, budget.model_dump())

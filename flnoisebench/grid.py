@@ -73,7 +73,7 @@ def expand(content: Mapping[str, Any]) -> list[dict[str, Any]]:
         wanted, _ = _axes(table, f"[[exclude]] {number}: ")
         for name in wanted:
             if name not in axes:
-                raise ValueError(f"[[exclude]] {number}: {registry.unknown('key of this grid', name, list(axes))}")
+                raise ValueError(f"[[exclude]] {number}: {registry.unknown('key of this grid', name, axes)}")
         left = [point for point in points if not all(point[name] in values for name, values in wanted.items())]
         if len(left) == len(points):
             raise ValueError(f"[[exclude]] {number} leaves out nothing: no combination agrees with {dict(table)}")
@@ -139,7 +139,7 @@ def _axes(table: Mapping[str, Any], where: str = "") -> tuple[dict[str, list[Any
         if name in ELSEWHERE:
             raise ValueError(f"{where}{written} is not of the grid: it is said on the command line of the sweep")
         if name not in OPTIONS:
-            raise ValueError(f"{where}{registry.unknown('option', written, list(OPTIONS))}")
+            raise ValueError(f"{where}{registry.unknown('option', written, OPTIONS)}")
         if name not in SEVERAL:
             if isinstance(value, dict):
                 raise ValueError(f"{where}{written} is one value or a list of values, not a table")

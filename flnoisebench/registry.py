@@ -12,7 +12,7 @@ import linecache
 import sys
 import traceback
 import types
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib.metadata import EntryPoint, entry_points, packages_distributions
 from pathlib import Path
 
@@ -29,7 +29,7 @@ class UnknownName(ValueError):
     """No method, data set or other named thing of this name; the message holds near misses."""
 
 
-def unknown(kind: str, name: str, known: list[str], advice: str = "") -> UnknownName:
+def unknown(kind: str, name: str, known: Collection[str], advice: str = "") -> UnknownName:
     return UnknownName(f"unknown {kind} {name!r}.{near(name, known)} Known: {', '.join(sorted(known))}.{advice}")
 
 
@@ -58,7 +58,7 @@ def _load(group: str, name: str) -> type:
         advice = " (A newly declared entry point needs a re-install: pip install -e .)"
         if group == METHODS:
             advice += " An uninstalled plugin runs as path/to/file.py:ClassName."
-        raise unknown(_KIND[group], name, list(entries), advice)
+        raise unknown(_KIND[group], name, entries, advice)
     try:
         return entries[name].load()
     except Exception as error:  # whatever a plugin's file does when it is imported

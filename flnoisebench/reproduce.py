@@ -74,7 +74,7 @@ class Entry:
 def entries(scale: str = "paper") -> dict[str, Entry]:
     """All tables and figures of the paper by name, in its order.  Raises UnknownName for another scale."""
     if scale not in SCALES:
-        raise registry.unknown("scale", scale, list(SCALES))
+        raise registry.unknown("scale", scale, SCALES)
     content = papers.read(papers.names()[0])
     found = {}
     for said in content["entries"]:

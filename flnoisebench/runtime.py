@@ -969,7 +969,7 @@ def _choose_executor(wish: str, lanes: int | None, devices: Sequence[torch.devic
     small-cnn 1.6 times faster (2 cores).
     """
     if wish not in EXECUTORS:
-        raise registry.unknown("executor", wish, list(EXECUTORS))
+        raise registry.unknown("executor", wish, EXECUTORS)
     if lanes is not None and lanes < 1:
         raise ValueError(f"--lanes must be at least 1, not {lanes}")
     if wish in ("serial", "debug"):

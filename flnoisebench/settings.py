@@ -207,20 +207,20 @@ def resolve(
     method_class = registry.load_method(method)
     data = registry.load_dataset(dataset)
     if track not in TRACKS:
-        raise registry.unknown("track", track, list(TRACKS))
+        raise registry.unknown("track", track, TRACKS)
     if evaluate_on not in EVALUATE_ON:
-        raise registry.unknown("evaluation set", evaluate_on, list(EVALUATE_ON))
+        raise registry.unknown("evaluation set", evaluate_on, EVALUATE_ON)
     if oracle is not None and oracle not in ORACLES:
-        raise registry.unknown("oracle", oracle, list(ORACLES))
+        raise registry.unknown("oracle", oracle, ORACLES)
     choices = choices or ("unstated" if changes else "preset")
     if choices not in CHOICES:
-        raise registry.unknown("source of choices", choices, list(CHOICES))
+        raise registry.unknown("source of choices", choices, CHOICES)
     if choices == "preset" and changes:
         raise ValueError(f"--choices preset: {', '.join(changes)} was set by hand, so say what it was chosen on")
     presets = method_class.presets
     preset = next(iter(presets)) if preset is None else preset
     if preset not in presets:
-        raise registry.unknown(f"preset of {method}", preset, list(presets))
+        raise registry.unknown(f"preset of {method}", preset, presets)
     preset_settings, preset_protocol = presets[preset].on(dataset)
     require_agreement({"rounds": rounds, "precision": precision, "set": changes})
     changed = dict(map(parse_assignment, changes))
@@ -290,7 +290,7 @@ def from_options(options: Mapping[str, Any], *, device: str, data_root: Path | N
     said = {name: value for name, value in options.items() if value is not None}
     for name, value in said.items():
         if name not in OPTIONS:
-            raise registry.unknown("option", name, list(OPTIONS))
+            raise registry.unknown("option", name, OPTIONS)
         kind: Any = {float: int | float, list: list | tuple}.get(OPTIONS[name], OPTIONS[name])
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise ValueError(f"{name} = {value!r}: {_WANTED[OPTIONS[name]]} is wanted")

@@ -174,7 +174,7 @@ def check(names: Sequence[str]) -> None:
     """Raises UnknownName with near misses, ValueError where a tracker is not installed: before a run, not after it."""
     for name in names:
         if name not in TRACKERS:
-            raise registry.unknown("tracker", name, list(TRACKERS))
+            raise registry.unknown("tracker", name, TRACKERS)
         module = TRACKERS[name][1]
         try:
             importlib.import_module(module)

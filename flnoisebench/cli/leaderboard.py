@@ -215,7 +215,7 @@ def table_(
 ) -> None:
     """Print methods by noise level, the best in bold."""
     if format not in tables.FORMATS:
-        raise registry.unknown("format", format, list(tables.FORMATS))
+        raise registry.unknown("format", format, tables.FORMATS)
     rows, _ = board.read(leaderboards, dataset)
     found = tables.tables(chosen(rows, noise=noise, track=track), with_published=published)
     print(tables.render(found, format), end="")

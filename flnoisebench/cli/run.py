@@ -42,7 +42,7 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
     for name, value in content.items():
         key = name.replace("_", "-")
         if key not in known:
-            console.fail(f"--config {path}: {registry.unknown('option', name, list(known))}")
+            console.fail(f"--config {path}: {registry.unknown('option', name, known)}")
         if isinstance(value, dict):  # [set] alpha = 2
             if not known[key].multiple:
                 console.fail(f"--config {path}: {name} is one value, not a table")

@@ -77,7 +77,7 @@ def sweep(
 ) -> None:
     """Carry out a grid of runs; what is done stays done, and the same command continues after any interruption."""
     if device not in DEVICES:
-        raise registry.unknown("device", device, list(DEVICES))
+        raise registry.unknown("device", device, DEVICES)
     if scheduler and slurm:
         raise ValueError("--scheduler and --slurm are two places to run at; say one")
     if (scheduler or slurm) and workers is not None:

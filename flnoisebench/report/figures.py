@@ -137,7 +137,7 @@ def setting(settings: Settings, name: str) -> Any:
     }
     known = dict(flat(places))
     if name not in known:
-        raise registry.unknown("setting of these runs", name, list(known))
+        raise registry.unknown("setting of these runs", name, known)
     return known[name]
 
 
@@ -579,7 +579,7 @@ KINDS: dict[str, Kind] = {
 def draw(kind: str, runs: Sequence[Run] = (), over: str | None = None) -> Any:
     """The figure.  Raises UnknownName for another kind, ValueError where runs or ``over`` do not fit it."""
     if kind not in KINDS:
-        raise registry.unknown("kind of figure", kind, list(KINDS))
+        raise registry.unknown("kind of figure", kind, KINDS)
     what = KINDS[kind]
     if what.of_runs != bool(runs):
         raise ValueError(f"{kind} is drawn of runs: name some" if what.of_runs else f"{kind} is not drawn of runs")
