@@ -41,7 +41,7 @@ from flnoisebench.api import KEEP, Arrays, Config, Method, Plan, Protocol, Reply
 from flnoisebench.checkpoint import Checkpoint, Commit
 from flnoisebench.engine import Engine, Lane, initialised
 from flnoisebench.executors import ClientError, Job, perform
-from flnoisebench.settings import TRACKS, explain, merged, resolve
+from flnoisebench.settings import TRACKS, merged, resolve, validated
 from flnoisebench.testing import path_of, tiny_arrays, tiny_engine, tiny_protocol, tiny_run, watch_losses
 
 __all__ = ["ROUNDS", "RULES", "Broken", "Finding", "Report", "Rule", "check"]
@@ -552,10 +552,7 @@ class Trial:
     def config(self, preset: str | None = None, dataset: str = "") -> Config:
         """The settings of a preset on a data set (default: those of the trial)."""
         values = self.settings if preset is None else self.method.presets[preset].on(dataset)[0]
-        try:
-            return self.method.Config(**values)
-        except pydantic.ValidationError as error:
-            raise explain(error, self.method.Config, f"settings of {self.method.__name__}") from None
+        return validated(self.method.Config, values, f"settings of {self.method.__name__}")
 
     def tried_config(self) -> Config:
         """The settings of the trial; raises Refused where they cannot be."""
@@ -603,10 +600,7 @@ def constructs(trial: Trial) -> None:
                 for track in TRACKS:
                     resolve(method=trial.world.method, dataset=dataset, preset=preset, track=track)
             else:  # a data set of another package, or one that is not there yet
-                try:
-                    Protocol(**merged(Protocol().model_dump(), overrides))
-                except pydantic.ValidationError as error:
-                    raise explain(error, Protocol, "its protocol") from None
+                validated(Protocol, merged(Protocol().model_dump(), overrides), "its protocol")
             own[config.model_dump_json(), overrides.get("model", "mlp")] = config, where
     for (_, model), (config, where) in own.items():
         with _blaming(where):

@@ -25,13 +25,12 @@ that is a list itself is written as a list of that list.  The first key varies s
 from __future__ import annotations
 
 import itertools
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from flnoisebench import registry
-from flnoisebench.settings import OPTIONS, Settings, assignments, flat, from_options, overlaid
+from flnoisebench.settings import OPTIONS, Settings, assignments, flat, from_options, overlaid, read_toml
 
 SEVERAL = tuple(name for name, kind in OPTIONS.items() if kind is list)  # set, noise_set, partition_set
 SHOWN = 10  # wrong combinations in one message
@@ -47,12 +46,7 @@ def load(path: Path, *, device: str, data_root: Path | None = None) -> list[Sett
 
     Raises ValueError that names the file and every wrong combination (the first SHOWN of them).
     """
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:  # not UTF-8, or not TOML
-        raise ValueError(f"{path} is not TOML: {error}") from None
+    content = read_toml(path)
     try:
         return runs_of(expand(content), device=device, data_root=data_root)
     except ValueError as error:

@@ -87,6 +87,16 @@ TRACKS = get_args(Settings.model_fields["track"].annotation)
 CHOICES = get_args(Settings.model_fields["choices"].annotation)
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    """The content of a file that a person wrote.  Raises ValueError that says why it cannot be read."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:  # not UTF-8, or not TOML
+        raise ValueError(f"{path} is not TOML: {error}") from None
+
+
 def parse_assignment(text: str) -> tuple[str, Any]:
     """``name=value`` -> (name, value): numbers, true/false, lists as in TOML; none; anything else is a string."""
     name, equals, value = text.partition("=")
@@ -146,7 +156,8 @@ def explain(error: pydantic.ValidationError, kind: type[Config], what: str) -> V
     return ValueError(f"{what}: " + " ".join(lines))
 
 
-def _validated(kind: type[Config], values: Mapping[str, Any], what: str) -> Any:
+def validated(kind: type[Config], values: Mapping[str, Any], what: str) -> Any:
+    """The settings of these values.  Raises ValueError as ``explain`` words it, led by ``what``."""
     try:
         return kind(**values)
     except pydantic.ValidationError as error:
@@ -231,8 +242,8 @@ def resolve(
 
     base = protocols.load(protocol or data.protocol)
     overrides = merged(dict(preset_protocol) if track == "own" else {}, of_protocol)
-    budget = _validated(Protocol, merged(base.model_dump(), overrides), f"protocol {base.name}")
-    config = _validated(method_class.Config, {**preset_settings, **of_method}, f"settings of {method}")
+    budget = validated(Protocol, merged(base.model_dump(), overrides), f"protocol {base.name}")
+    config = validated(method_class.Config, {**preset_settings, **of_method}, f"settings of {method}")
     scene = resolve_scenario(
         dataset=dataset,
         noise=noise,
@@ -243,7 +254,7 @@ def resolve(
         holdout=holdout,
         data_root=data_root,
     )
-    return _validated(
+    return validated(
         Settings,
         {
             "method": method,
@@ -396,7 +407,7 @@ def resolve_scenario(
         partition = {**PRESET_PARTITIONS[noise].model_dump(), **partition}
     if "file" in partition:
         partition = {"law": "manifest", **partition}
-    split = _validated(Partition, partition, "partition")
+    split = validated(Partition, partition, "partition")
     read = ("law", "min_size", *PARTITION_READS[split.law])
     for name, value in (partition_changes or {}).items():
         if name not in read:  # it would name a second scenario of the same federation
@@ -410,7 +421,7 @@ def resolve_scenario(
         clients = data.natural_clients(data_root)
     if clients is None and split.law == "manifest":
         clients = split_clients(split)
-    return _validated(
+    return validated(
         ScenarioSpec,
         {
             **({} if clients is None else {"clients": clients}),

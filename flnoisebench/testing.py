@@ -161,10 +161,7 @@ def tiny_run(
         draw=draw,
     )
     loaded = registry.load_method(name)
-    try:
-        config = loaded.Config(**(settings or {}))
-    except ValueError as error:
-        raise explain(error, loaded.Config, f"settings of {loaded.__name__}") from None  # type: ignore[arg-type]
+    config = validated(loaded.Config, settings or {}, f"settings of {loaded.__name__}")
     whole = Settings(
         method=name,
         preset="default",

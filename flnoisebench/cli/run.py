@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +18,7 @@ from flnoisebench.cli import options as opt
 from flnoisebench.cli.console import duration, percent, size
 from flnoisebench.executors import ClientError
 from flnoisebench.records import RoundRecord, RunResult
-from flnoisebench.settings import CHOICES, EVALUATE_ON, TRACKS, assignments, from_options, overlaid
+from flnoisebench.settings import CHOICES, EVALUATE_ON, TRACKS, assignments, from_options, overlaid, read_toml
 
 
 def read_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -27,11 +26,9 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
     if path is None:
         return None
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        console.fail(f"--config: cannot read {path}: {error.strerror}")
-    except ValueError as error:  # not UTF-8, or not TOML
-        console.fail(f"--config: {path} is not TOML: {error}")
+        content = read_toml(path)
+    except ValueError as error:
+        console.fail(f"--config: {error}")
     known = {
         flag.removeprefix("--"): parameter
         for parameter in context.command.params

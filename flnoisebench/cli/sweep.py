@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from flnoisebench.cli import console
 from flnoisebench.cli import options as opt
 from flnoisebench.cli.console import duration, percent
 from flnoisebench.cli.listing import line
-from flnoisebench.settings import Settings
+from flnoisebench.settings import Settings, read_toml
 
 if TYPE_CHECKING:  # Dask is an extra: what needs it imports it when it is called
     from flnoisebench.sweep import Outcome, Place, Standing, Sweep
@@ -144,11 +143,9 @@ def place_of(
         return running, running.device() if device == "auto" else device
     if slurm:
         try:
-            profile = tomllib.loads(slurm.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ValueError(f"--slurm: cannot read {slurm}: {error.strerror}") from None
+            profile = read_toml(slurm)
         except ValueError as error:
-            raise ValueError(f"--slurm: {slurm} is not TOML: {error}") from None
+            raise ValueError(f"--slurm: {error}") from None
         try:
             jobs = dask.Slurm(profile)
         except ModuleNotFoundError:
