@@ -10,7 +10,7 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -132,15 +132,12 @@ def wanted(entry: Entry, *, device: str, draws: int | None = None) -> list[Wante
     first = {
         (line, level): entry.settings(line, level, 0, device=device) for level in entry.levels for line in entry.lines
     }
-    return [
-        Wanted(line, level, draw, settings.model_copy(update={"scenario": _drawn_as(settings.scenario, draw)}))
-        for draw in range(draws or entry.scaling["draws"])
-        for (line, level), settings in first.items()
-    ]
-
-
-def _drawn_as(spec: scenario.ScenarioSpec, draw: int) -> scenario.ScenarioSpec:
-    return spec.model_copy(update={"draw": draw})  # resolving all settings anew for each draw takes ten times as long
+    found = []
+    for draw in range(draws or entry.scaling["draws"]):
+        for (line, level), settings in first.items():
+            drawn = settings.scenario.model_copy(update={"draw": draw})  # resolving anew would take ten times as long
+            found.append(Wanted(line, level, draw, settings.model_copy(update={"scenario": drawn})))
+    return found
 
 
 @dataclass(frozen=True)
@@ -483,7 +480,7 @@ def scenes(entry: Entry, data_root: Path) -> list[tuple[str, scenario.Manifest, 
     found = []
     for level in entry.levels:
         # of a scenario the method is no part: any serves to complete the settings
-        bare = Entry(**{**vars(entry), "lines": {"": {"method": REFERENCE}}})
+        bare = replace(entry, lines={"": {"method": REFERENCE}})
         spec = bare.settings("", level, 0, device="cpu").scenario
         dataset = registry.load_dataset(spec.dataset)
         arrays = dataset.load(data_root)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +21,6 @@ from flnoisebench.cli.listing import line
 from flnoisebench.cli.show import only_run
 from flnoisebench.executors import ClientError
 from flnoisebench.leaderboard import REFERENCE, Entry, Row, agreement, board, comparison, entries, rows_of, tables
-from flnoisebench.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Tables that follow from runs, and can be checked and run again.")
 
@@ -52,7 +52,7 @@ def build(
     """Take runs into a leaderboard, and derive its tables anew."""
     built = board.build(runs or (), out, replace=replace)
     for folder, why in built.left_out.items():
-        console.err.print(f"left out: {folder}: {why}", style="yellow", markup=False, soft_wrap=True)
+        console.warn(f"left out: {folder}: {why}")
     for path in built.tables:
         line("table", str(path))
     line("rows", str(built.rows))
@@ -86,22 +86,6 @@ def verify(
 
 # --------------------------------------------------------------------------------------------------- rerun
 
-Runner = Callable[[Settings], Path]  # settings -> the folder of their finished run
-
-
-def serially(data_root: Path, out: Path, device: str) -> Runner:
-    """One run after the other, in this process."""
-
-    def run(settings: Settings) -> Path:
-        try:
-            prepared = runtime.prepare(settings, data_root=data_root, out=out, device=device)
-            prepared.execute()
-        except runtime.AlreadyDone as done:
-            return done.folder
-        return prepared.folder
-
-    return run
-
 
 @app.command()
 @console.guarded
@@ -126,14 +110,16 @@ def rerun(
     stated = [entry for entry in stated if draw is None or entry.settings.scenario.draw in draw]
     if not stated:
         raise ValueError(f"{target} has no complete run" + (f" of draw {draw}" if draw else ""))
-    run = serially(data_root or opt.default_data_root(), out, device)
+    root = data_root or opt.default_data_root()
     again = []
     for i, entry in enumerate(stated, 1):
         where = f"draw {entry.settings.scenario.draw}, seed {entry.settings.seed}"
         if console.out.is_terminal and not as_json:
             console.out.print(f"run {i} of {len(stated)}: {entry.settings.subject}, {where}", markup=False)
         try:
-            again.append(Entry.of(run(entry.settings)))
+            with suppress(runtime.AlreadyDone):
+                runtime.prepare(entry.settings, data_root=root, out=out, device=device).execute()
+            again.append(Entry.of(entry.settings.folder(out)))
         except (ClientError, runtime.MethodError) as error:
             console.fail(f"{where}: the run of {target} completed, and fails here: {error}", console.FAILED)
     verdict = agreement.agreement(stated, again, row)

@@ -86,7 +86,7 @@ def command(
             if name != "all":
                 raise
             without += 1  # the others may have their data
-            console.err.print(f"not run: {one.name}: {error}", style="yellow", markup=False, soft_wrap=True)
+            console.warn(f"not run: {one.name}: {error}")
             continue
         if as_json:
             content.append(_plain(one, lines, drawn))
@@ -140,7 +140,7 @@ def _drawn(entry: Entry, runs: Sequence[Wanted], out: Path, figure: Path | None,
     except ValueError as error:
         if figure is not None:
             raise
-        console.err.print(f"no figure of {entry.name}: {error}", style="yellow", markup=False, soft_wrap=True)
+        console.warn(f"no figure of {entry.name}: {error}")
         return None
 
 

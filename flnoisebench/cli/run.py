@@ -173,7 +173,7 @@ def run(
     except runtime.AlreadyDone as done:
         result, folder = done.result, done.folder
         again = "" if result.status == "complete" else "; --retry goes on from its last commit"
-        console.err.print(f"already {result.status}: nothing to run{again}", style="yellow", markup=False)
+        console.warn(f"already {result.status}: nothing to run{again}")
     except (ClientError, runtime.MethodError):
         # whoever reads the last line learns of the failure there too; the message follows on stderr
         if as_json and prepared is not None and (failed := records.result_of(prepared.folder)):
@@ -196,7 +196,6 @@ def watched(prepared: runtime.Run, *, retry: bool, quiet: bool, log: Callable[[R
     """Execute with a progress line on a terminal, and with few plain ones on stderr elsewhere.  log: told of every
     round."""
     settings = prepared.settings
-    total = settings.protocol.rounds
     if not console.out.is_terminal or quiet:
         lines = Lines(prepared, log)
         result = prepared.execute(lines.round, retry=retry, on_start=lines.start)
@@ -223,7 +222,7 @@ def watched(prepared: runtime.Run, *, retry: bool, quiet: bool, log: Callable[[R
     with Progress(*columns, console=console.out) as progress:
         task = progress.add_task(
             "run",
-            total=total,
+            total=settings.protocol.rounds,
             method=settings.subject,
             accuracy="-",
             noise=percent(prepared.judge.noise_before()),

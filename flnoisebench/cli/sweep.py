@@ -106,7 +106,7 @@ def sweep(
         device=device,
         lanes=lane_count,
         retry=retry,
-        on_message=lambda text: console.err.print(text, style="yellow", markup=False, soft_wrap=True),
+        on_message=console.warn,
     )
     try:
         outcomes = watched(work, quiet=as_json)
@@ -165,9 +165,7 @@ def place_of(
 # --------------------------------------------------------------------------------------------------- the plan
 
 
-def print_plan(
-    wanted: Sequence[Settings], out: Path, place: Place | None, *, retry: bool, as_json: bool
-) -> None:  # fmt: skip
+def print_plan(wanted: Sequence[Settings], out: Path, place: Place | None, *, retry: bool, as_json: bool) -> None:
     """A line a run: what is known of it, and how long the rest of it takes by what earlier runs took."""
     known = runs.below(out)
     by_folder = {run.folder: run for run in known}

@@ -189,13 +189,14 @@ def markdown(table: Table) -> str:
     return "\n".join([*lines, "", *(f"- {note}" for note in table.notes)]) + "\n"
 
 
-_ESCAPES = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{",
-            "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$",
-            DOUBT: r"$^\dagger$"}  # fmt: skip
+_ESCAPES = str.maketrans({
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", DOUBT: r"$^\dagger$",
+})  # fmt: skip
 
 
 def _escaped(text: str) -> str:
-    return "".join(_ESCAPES.get(sign, sign) for sign in text)
+    return text.translate(_ESCAPES)
 
 
 def latex(table: Table) -> str:
@@ -212,7 +213,7 @@ def latex(table: Table) -> str:
         texts = [_escaped(name)]
         for cell in cells:
             text = _escaped(_ours(cell.row))
-            doubt = _ESCAPES[DOUBT] if cell.row and cell.row.flags else ""
+            doubt = _escaped(DOUBT) if cell.row and cell.row.flags else ""
             texts.append((rf"\textbf{{{text}}}" if cell.best else text) + doubt)
             if table.with_published:
                 texts.append(_escaped(_theirs(cell.printed)))
