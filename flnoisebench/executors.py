@@ -192,8 +192,6 @@ def as_numbers(values: Mapping[str, Any], what: str) -> dict[str, float]:
 class Executor(Protocol):
     """What the runtime wants of one."""
 
-    lanes: int
-
     def run(self, jobs: Sequence[Job], sizes: Mapping[int, int]) -> list[Outcome]:
         """All outcomes, sorted by client; raises the ClientError of the lowest client that failed, ChildProcessError
         where a process was killed."""
@@ -214,15 +212,13 @@ def _settle(futures: Sequence[Future[Any]]) -> list[Any]:
 class Serial:
     """One client after the other."""
 
-    lanes = 1
-
     def __init__(self, engine: Engine) -> None:
         self._lane = Lane(engine)
 
     def run(self, jobs: Sequence[Job], sizes: Mapping[int, int]) -> list[Outcome]:
-        return [self._turn(job) for job in sorted(jobs, key=lambda job: job.client)]
+        return [self._perform(job) for job in sorted(jobs, key=lambda job: job.client)]
 
-    def _turn(self, job: Job) -> Outcome:
+    def _perform(self, job: Job) -> Outcome:
         return perform(self._lane, job)
 
     def close(self) -> None:
@@ -233,7 +229,7 @@ class Debug(Serial):
     """Serial, and suspicious: each turn is taken twice and must give the same bits, and neither message nor state
     may change meanwhile, not even through numpy.  Slow; for writing a method."""
 
-    def _turn(self, job: Job) -> Outcome:
+    def _perform(self, job: Job) -> Outcome:
         before = trees.digest([job.message, job.state])
         outcomes = [perform(self._lane, job) for _ in range(2)]
         where = f"{type(self._lane.engine.method).__name__}, client {job.client}, task {job.task!r}"
@@ -336,14 +332,12 @@ class Threads:
     """
 
     def __init__(self, engine: Engine, lanes: int, beside: Sequence[Engine] = ()) -> None:
-        self.lanes = lanes
         self._home = engine.device
         engines = [engine, *beside][:lanes]
         self._lanes = [[Lane(one) for _ in range(lanes)[i :: len(engines)]] for i, one in enumerate(engines)]
         # torch's thread count is set once for each thread that calls into it
-        one = lambda: torch.set_num_threads(1)  # noqa: E731
         self._threads = {
-            lane: ThreadPoolExecutor(1, f"lane-{i}-{j}", initializer=one)
+            lane: ThreadPoolExecutor(1, f"lane-{i}-{j}", torch.set_num_threads, (1,))
             for i, group in enumerate(self._lanes)
             for j, lane in enumerate(group)
         }
@@ -383,7 +377,6 @@ class Processes:
         # torch's own multiprocessing shares tensors' memory instead of copying it to each worker; spawn, since a
         # forked process cannot use CUDA
         context = torch.multiprocessing.get_context("spawn")
-        self.lanes = len(devices) * lanes
         self._home = home
         self._workers = [
             ProcessPoolExecutor(1, context, initializer=_start_worker, initargs=(build, arguments, device, lanes))

@@ -182,6 +182,14 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return result
 
 
+def parted(changed: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(settings of the method, settings of the protocol) among those that --set takes, whose names begin with
+    ``protocol.``."""
+    of_protocol = {name: value for name, value in changed.items() if name.startswith("protocol.")}
+    of_method = {name: value for name, value in changed.items() if name not in of_protocol}
+    return of_method, {name.removeprefix("protocol."): value for name, value in of_protocol.items()}
+
+
 def resolve(
     *,
     method: str | None = None,
@@ -234,9 +242,7 @@ def resolve(
         raise registry.unknown(f"preset of {method}", preset, presets)
     preset_settings, preset_protocol = presets[preset].on(dataset)
     require_agreement({"rounds": rounds, "precision": precision, "set": changes})
-    changed = dict(map(parse_assignment, changes))
-    of_protocol = {name.removeprefix("protocol."): v for name, v in changed.items() if name.startswith("protocol.")}
-    of_method = {name: value for name, value in changed.items() if not name.startswith("protocol.")}
+    of_method, of_protocol = parted(dict(map(parse_assignment, changes)))
     said = {"rounds": rounds, "precision": precision}
     of_protocol = {name: value for name, value in said.items() if value is not None} | of_protocol
 

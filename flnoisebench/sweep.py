@@ -498,7 +498,6 @@ class Outcome:
     """How a run ended.  already: before this sweep.  failure: one line; its traceback is in the folder's failure.txt.
     accuracy: mean of the last five rounds, in percent; seconds: wall time of all its rounds."""
 
-    settings: Settings
     folder: Path
     status: Literal["complete", "failed"]
     already: bool = False
@@ -744,7 +743,6 @@ class Sweep:
             except OSError as error:
                 self.on_message(f"{path} cannot be written ({error.strerror}); it would say:\n{answer['traceback']}")
         standing.outcome = Outcome(
-            standing.settings,
             standing.folder,
             answer["status"],
             already=answer.get("already", False) and standing.attempt <= 1,

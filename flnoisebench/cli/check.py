@@ -12,7 +12,7 @@ from rich.table import Table
 from flnoisebench import conformance
 from flnoisebench.cli import console
 from flnoisebench.conformance import Report
-from flnoisebench.settings import parse_assignment, require_agreement
+from flnoisebench.settings import parse_assignment, parted, require_agreement
 
 
 @console.guarded
@@ -45,16 +45,14 @@ def check(
 ) -> None:
     """Try a method on every rule that it must keep, in seconds and without a data set."""
     require_agreement({"set": set_})
-    changed = dict(map(parse_assignment, set_ or []))
+    settings, protocol = parted(dict(map(parse_assignment, set_ or [])))
     live = console.out.is_terminal and not as_json
     with console.out.status("starting") if live else nullcontext() as status:
         report = conformance.check(
             method,
-            settings={name: value for name, value in changed.items() if not name.startswith("protocol.")},
+            settings=settings,
             preset=preset,
-            protocol={
-                name.removeprefix("protocol."): value for name, value in changed.items() if name.startswith("protocol.")
-            },
+            protocol=protocol,
             rounds=rounds,
             only=only,
             full=full,

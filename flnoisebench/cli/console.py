@@ -70,10 +70,8 @@ def guarded(command: Callable[..., Any]) -> Callable[..., Any]:
             return command(*args, **kwargs)
         except (ClientError, MethodError) as error:
             fail(str(error), FAILED)
-        except MissingData as error:
-            fail(str(error), USAGE)
-        except (ValueError, Busy) as error:
-            fail(str(error), USAGE)
+        except (MissingData, ValueError, Busy) as error:
+            fail(str(error))
         except BrokenPipeError:  # `| head` has read enough: typer ends quietly
             raise
         except OSError as error:

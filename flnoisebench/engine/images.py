@@ -181,8 +181,7 @@ def _pool(pieces: bool = False) -> ThreadPoolExecutor:
     """The threads that prepare parts, or those that read a part's pieces (a part waits for its pieces)."""
     with _MAKING:
         if pieces not in _POOLS:
-            one = lambda: torch.set_num_threads(1)  # noqa: E731
-            _POOLS[pieces] = ThreadPoolExecutor(READERS, "pieces" if pieces else "parts", initializer=one)
+            _POOLS[pieces] = ThreadPoolExecutor(READERS, "pieces" if pieces else "parts", torch.set_num_threads, (1,))
         return _POOLS[pieces]
 
 
