@@ -20,14 +20,14 @@ import numpy as np
 import numpy.typing as npt
 import pydantic
 
-from flnoisebench.api import Config, Field, near, unstated
+from flnoisebench.api import Field, near
 from flnoisebench.scenario.class_maps import CLASS_MAPS
-from flnoisebench.scenario.partition import Partition
+from flnoisebench.scenario.partition import Law, Partition
 
 Floats = npt.NDArray[np.float64]
 
 
-class Noise(Config):
+class Noise(Law):
     """A noise law in flat fields.  The defaults are FedCova's symmetric noise at (rho, tau) = (.6, .7)."""
 
     # who
@@ -170,11 +170,6 @@ class Noise(Config):
         if len({part.foreign for part in self.mixture if part.target == "open-set"}) > 1:
             raise ValueError("a mixture may take foreign images from one data set only")
         return self
-
-    @pydantic.model_serializer(mode="wrap")
-    def _as_before(self, dump: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
-        left_out = unstated(self)  # so that scenarios of old keep their names and files
-        return {name: value for name, value in dump(self).items() if name not in left_out}
 
 
 def checked_matrix(rows: Iterable[Iterable[float]]) -> Floats:

@@ -25,7 +25,17 @@ SECONDS = 5.0  # after which no further try starts: a slow machine may raise whe
 Ints = npt.NDArray[np.int64]
 
 
-class Partition(Config):
+class Law(Config):
+    """The settings of a law.  Those that came later and are at their default are not written, so that scenarios of old
+    keep their names and files."""
+
+    @pydantic.model_serializer(mode="wrap")
+    def _as_before(self, dump: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
+        left_out = unstated(self)
+        return {name: value for name, value in dump(self).items() if name not in left_out}
+
+
+class Partition(Law):
     """A partition law and its parameters.
 
     iid: a random permutation dealt out in turn; sizes differ by one at most.
@@ -70,11 +80,6 @@ class Partition(Config):
         if (self.law == "manifest") != bool(self.file):
             raise ValueError(f"law={self.law!r} with file={self.file!r}: law='manifest' and file go together")
         return self
-
-    @pydantic.model_serializer(mode="wrap")
-    def _as_before(self, dump: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
-        left_out = unstated(self)  # so that scenarios of old keep their names and files
-        return {name: value for name, value in dump(self).items() if name not in left_out}
 
 
 PARTITION_READS: dict[str, tuple[str, ...]] = {

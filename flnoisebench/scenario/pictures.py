@@ -169,14 +169,14 @@ def glyphs(counts: Sequence[int], largest: int) -> str:
     return "".join(GLYPHS[-(-4 * count // max(largest, 1))] for count in counts)
 
 
-def confusions(scenario: Scenario, truth: Truth, most: int = 5) -> list[tuple[int, int, float, float]]:
-    """(true, given, nominal, realised) of the most frequent wrong transitions by the law; none without a truth."""
+def confusions(scenario: Scenario, truth: Truth) -> list[tuple[int, int, float, float]]:
+    """(true, given, nominal, realised) of the five most frequent wrong transitions by the law; none without a truth."""
     facts = summary(scenario, truth)["transition"]
     if facts["nominal"] is None:
         return []
     nominal, realised = np.array(facts["nominal"]), np.array(facts["realised"])
     wrong = nominal - np.diag(np.diag(nominal))
-    order = np.argsort(-wrong, axis=None, kind="stable")[:most]
+    order = np.argsort(-wrong, axis=None, kind="stable")[:5]
     pairs = [divmod(int(i), len(wrong)) for i in order]
     return [(y, j, float(nominal[y, j]), float(realised[y, j])) for y, j in pairs if wrong[y, j] > 0]
 
