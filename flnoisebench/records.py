@@ -182,16 +182,14 @@ class RunResult(Config):
         return self
 
 
-def write_json(path: Path, content: Config | dict[str, Any]) -> None:
+def write_json(path: Path, content: Config) -> None:
     """Write so that a reader sees the old file or the new one, never half of one.
 
     Raises ValueError, and writes nothing, where the content would not be read back: a copy with changes is not
     validated when it is made, and JSON has no NaN.
     """
-    data = content.model_dump(mode="json") if isinstance(content, Config) else content
-    text = json.dumps(data, indent=1, allow_nan=False) + "\n"
-    if isinstance(content, Config):
-        parse(type(content), text.encode(), f"what was to be written to {path}")
+    text = json.dumps(content.model_dump(mode="json"), indent=1, allow_nan=False) + "\n"
+    parse(type(content), text.encode(), f"what was to be written to {path}")
     replace(path, text.encode())
 
 

@@ -501,13 +501,12 @@ def _drawn(entry: Entry, data_root: Path) -> list[Line]:
     for level, (scene, truth), _ in scenes(entry, data_root):
         facts = scenario.summary(scene, truth)
         sizes = [row["size"] for row in facts["clients"]]
+        classes = statistics.fmean(row["classes"] for row in facts["clients"])
         found += [
             Line(level, "", "smallest client", "samples", {0: float(min(sizes))}),
             Line(level, "", "largest client", "samples", {0: float(max(sizes))}),
+            Line(level, "", "classes of a client", "mean", {0: classes}),
         ]
-        found.append(Line(level, "", "classes of a client", "mean", {
-            0: statistics.fmean(row["classes"] for row in facts["clients"])
-        }))  # fmt: skip
         if facts["realised_rate"] is not None:
             number = printed(entry, "", level, "noise before")
             found.append(Line(level, "", "noise before", "%", {0: 100 * facts["realised_rate"]}, number))

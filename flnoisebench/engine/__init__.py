@@ -243,9 +243,9 @@ class Lane:
     ) -> engine_steps.Pass:
         """The pass for this call of ``apply``: a remembered one where such a call was made before."""
         key = (
-            *(function, images.pixels.data_ptr(), size, precision, engine_steps.describe(given)),
+            function, images.pixels.data_ptr(), size, precision, engine_steps.describe(given),
             *((name, engine_steps.structure(net)) for name, net in frozen.items()),
-        )
+        )  # fmt: skip
         known = self._passes.get(key)
         if known is None:
             # a closure is another function in each call, and what it captures may differ: it runs directly

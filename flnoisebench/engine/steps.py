@@ -89,13 +89,13 @@ class Call:
     def kind(self) -> Any:
         """What a recorded step depends on: names, structures, shapes and dtypes, and nothing of the values."""
         return (
-            *(self.precision, self.feed.views, self.labels.dtype, self.labels.shape[1:]),
-            *(tuple(self.sample), tuple(self.draw), room(self.draw)),
-            *(describe([value[:0] for value in (*self.sample.values(), *self.draw.values())]),),
-            *(tuple((name, other.sizes[0], other.views) for name, other in self.others.items()),),
-            *(describe(self.given), describe(self.carry)),
-            *(tuple((name, structure(network)) for name, network in self.frozen.items()),),
-        )
+            self.precision, self.feed.views, self.labels.dtype, self.labels.shape[1:],
+            tuple(self.sample), tuple(self.draw), room(self.draw),
+            describe([value[:0] for value in (*self.sample.values(), *self.draw.values())]),
+            tuple((name, other.sizes[0], other.views) for name, other in self.others.items()),
+            describe(self.given), describe(self.carry),
+            tuple((name, structure(network)) for name, network in self.frozen.items()),
+        )  # fmt: skip
 
 
 class Source:
