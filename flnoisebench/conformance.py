@@ -31,6 +31,7 @@ from functools import cached_property, wraps
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from unittest import mock
 
 import numpy as np
 import pydantic
@@ -304,7 +305,7 @@ class Log:
     up: dict[int, int] = field(default_factory=dict)
     written: list[tuple[str, str]] = field(default_factory=list)  # (what, where) of writes in place
     last: Tree = None  # the server's state when it was evaluated last
-    on: bool = True
+    on: bool = True  # off after the run: rules go on with its very object, which may have kept something in itself
 
     @contextmanager
     def guarding(self, what: str, where: str, *several: Tree) -> Iterator[None]:
@@ -697,16 +698,6 @@ class _Halting(Checkpoint):
         raise Stopped
 
 
-@contextmanager
-def _checkpoints(kind: type[Checkpoint]) -> Iterator[None]:
-    kept = runtime.Checkpoint
-    runtime.Checkpoint = kind  # type: ignore[misc]
-    try:
-        yield
-    finally:
-        runtime.Checkpoint = kept  # type: ignore[misc]
-
-
 def resumes(trial: Trial) -> None:
     plain = trial.plain
     most = 3 + sum(record["exchanges"] for record in plain.lasting.rounds)  # before the first exchange, and at the end
@@ -714,7 +705,7 @@ def resumes(trial: Trial) -> None:
     for _ in range(most):
         run = trial.world.run(out)
         try:
-            with _checkpoints(_Halting):
+            with mock.patch.object(runtime, "Checkpoint", _Halting):
                 found = trial.finish(run)
         except Stopped:
             continue
@@ -763,7 +754,7 @@ def _sessions() -> None:
         if not pid:
             try:
                 run = World(**world).run(Path(out))
-                with _checkpoints(_Dying), _generators_at(0):
+                with mock.patch.object(runtime, "Checkpoint", _Dying), _generators_at(0):
                     run.execute()
                 os._exit(0)
             except BaseException as error:
