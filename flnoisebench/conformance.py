@@ -884,11 +884,11 @@ def copes_with_one_sample(trial: Trial) -> None:
 
 
 def copes_with_batchnorm(trial: Trial) -> None:
-    change = "one sample"
+    change: Change | None = _one_sample
     try:
         trial.unlike_plain(change)
     except Broken:  # which another rule says
-        change = "as drawn"
+        change = None
     run = trial.run(change)
     run.engine.method = run.method = _normed(run.method)
     run.engine.batchnorm = True
