@@ -704,10 +704,7 @@ def split_clients(spec: Partition) -> int | None:
     """How many clients the file of a partition 'manifest' names; None where it is damaged, as ``read_split`` says."""
     path = Path(spec.file)
     try:
-        if not _is_text(path):
-            return load(path)[0].spec.clients
-        lines = path.read_text(encoding="utf-8").splitlines()[1:]
-        return 1 + int(read_csv(path, sum(bool(line.strip()) for line in lines)).max())
+        return 1 + int(read_csv(path).max()) if _is_text(path) else load(path)[0].spec.clients
     except ValueError:
         return None
 

@@ -124,16 +124,18 @@ def pinned(spec: Partition) -> Partition:
     return spec.model_copy(update={"file_sha256": found})
 
 
-def read_csv(path: Path, samples: int) -> Ints:
-    """The owners of a CSV split: a line ``index,client``, then a line for each of the ``samples`` positions, in any
-    order.  Raises ValueError, naming file and line, for a line that is no pair of whole numbers, an index out of range
-    or given twice, and with the first missing index."""
+def read_csv(path: Path, samples: int | None = None) -> Ints:
+    """The owners of a CSV split: a line ``index,client``, then a line for each of the ``samples`` positions (None: as
+    many as there are lines), in any order.  Raises ValueError, naming file and line, for a line that is no pair of
+    whole numbers, an index out of range or given twice, and with the first missing index."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is neither a manifest nor CSV text: {error}") from None
     if not lines or [cell.strip() for cell in lines[0].split(",")] != ["index", "client"]:
         raise ValueError(f"{path}:1: the first line must be 'index,client', not {(lines or [''])[0][:60]!r}")
+    if samples is None:
+        samples = sum(bool(line.strip()) for line in lines[1:])
     owner = np.full(samples, -1, dtype=np.int64)
     for number, line in enumerate(lines[1:], start=2):
         if not line.strip():
