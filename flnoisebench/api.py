@@ -464,10 +464,10 @@ class Server(Side):
     public: Images | None
 
     @abstractmethod
-    def cohort(self, participation: float | None = None, name: str = "cohort") -> tuple[int, ...]:
-        """``max(1, int(participation * clients))`` client ids without replacement, sorted (default: the
-        protocol's participation).  Each exchange draws others: who wants one cohort a round keeps it in the state.
-        Raises ValueError for a participation outside (0, 1], and for one name twice in a call."""
+    def cohort(self, name: str = "cohort") -> tuple[int, ...]:
+        """``max(1, int(participation * clients))`` client ids without replacement, sorted, of the protocol's
+        participation, which is part of the budget.  Each exchange draws others: who wants one cohort a round keeps it
+        in the state.  Raises ValueError for one name twice in a call."""
 
     @abstractmethod
     def note(self, **values: float | int | str | bool | list[Any]) -> None:

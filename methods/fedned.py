@@ -11,14 +11,14 @@ second model, of the global model's confident pseudo-labels, may still join the 
 
 Symbols:
 
-    M, J, S        clients, classes, the cohort of a round (half of the clients)
+    M, J, S        clients, classes, the cohort of a round
     w, w_m, D_m    the global model, client m's, its samples; P the server's public images
     pbar_m(x)      [J], the mean softmax of w_m at x over K passes, dropout on the features before the classifier
     u_m, v_m       sum_x H(pbar_m(x)) over one batch of P, in nats; its share u_m / sum_{k in S} u_k
     T              the temperature of distillation and pseudo-labels
     a_b(x)         [J], the bad target: softmax(1/z), elementwise, of bad teacher b's scores z
 
-One round: a cohort of M/2 gets w and one bit each, flagged or not.  Everybody trains on its given labels; a flagged
+One round: the cohort gets w and one bit each, flagged or not.  Everybody trains on its given labels; a flagged
 client trains a second model from w on  kept_i CE(f(x_i), argmax f_w(x_i)),  kept_i: max softmax(f_w(x_i)/T) >= .95.
 During warm-up that is FedAvg.  Then the server scores S (a flagged client by its second model), flags v_m > 1.2/|S|,
 for good, averages the models that passed with weights D_m, and takes 100 Adam steps on
@@ -39,7 +39,8 @@ Departures, and why:
 * Reciprocal scores do not invert an order, and a score near 0 outweighs all others: |z| is held at .1 or more, and
   softmax(-z/T) is a switch.  Published, a_b is also divided by T, which leaves no distribution (``neg_target``).
 * Published, the threshold is .12, which at 20 participants is 2.4 times the mean and flags nobody.  Here it is a
-  multiple of the mean share, the same at 10.
+  multiple of the mean share, the same at 10.  Half of the clients a round, as published, is a matter of the budget:
+  the track own has it, the track common asks as many as of every method.
 * Published, models are scored with batch statistics.  Here BatchNorm has its running ones, in scoring and in
   distillation: public images are another domain, and must not leave their statistics in the averaged model.
 * Teacher and student see the same, unaugmented image (``public_view``).  The code augments public images; there, too,
@@ -89,9 +90,6 @@ class Settings(Config):
         "intended",
         why="code_literal: no distillation, one model in both of a flagged client's roles, the mask on the mean loss",
     )
-    participation: float | None = Field(
-        0.5, gt=0, le=1, unit="share of clients a round", why="FedNed's and FedCova's runs of it; None: the protocol's"
-    )
     warm: Rounds = Field(Rounds(10), unit="rounds", why="the code's; FedAvg until then")
     warm_most: Rounds = Field(Rounds(0.2), unit="rounds", why="the most that warm-up takes, for runs under 50 rounds")
 
@@ -131,7 +129,7 @@ class Settings(Config):
 def _own(rounds: int) -> dict[str, Any]:
     """The code's budget; 10 epochs on half of the clients are 5 rounds' images."""
     optimiser = {"name": "sgd", "lr": 0.05, "momentum": 0.0, "weight_decay": 0.0}
-    return {"rounds": rounds, "local_epochs": 10, "batch": 32, "optimiser": optimiser}
+    return {"rounds": rounds, "local_epochs": 10, "batch": 32, "participation": 0.5, "optimiser": optimiser}
 
 
 def _preset(about: str, **settings: Any) -> Preset:
@@ -226,7 +224,6 @@ class FedNed(Method):
         year=2024,
         conditions=(
             "public images",
-            "partial participation (half of the clients)",
             "extremely noisy clients",
             "warm-up (10 rounds)",
         ),
@@ -270,7 +267,7 @@ class FedNed(Method):
         return {"weights": weights(server.model()), "flagged": []}
 
     def plan(self, state: Tree, server: Server) -> Plan:
-        cohort = server.cohort(participation=self.config.participation)
+        cohort = server.cohort()
         bit = {m: {"flagged": m in state["flagged"]} for m in cohort}
         return Plan("train", cohort, {"weights": state["weights"]}, bit)
 

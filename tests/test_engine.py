@@ -623,20 +623,21 @@ def test_bf16_runs_on_a_cpu_and_differs_from_fp32(finish):
 
 
 def test_a_cohort_has_the_asked_size_no_client_twice_and_changes_from_round_to_round():
-    lane = Lane(tiny_engine(fixtures.Averaging(), clients=20))
+    arrays = tiny_arrays(samples=200)
+
+    def cohorts(participation, clients=20, rounds=1):
+        lane = Lane(tiny_engine(fixtures.Averaging(), arrays=arrays, clients=clients, participation=participation))
+        return [lane.server(round, 0, "plan").cohort() for round in range(rounds)]
+
     for participation, count in ((1.0, 20), (0.29, 5), (0.05, 1), (0.001, 1), (0.3, 6), (0.7, 14)):
-        cohort = lane.server(0, 0, "plan").cohort(participation)
+        (cohort,) = cohorts(participation)
         assert len(cohort) == len(set(cohort)) == count
         assert cohort == tuple(sorted(cohort))
         assert set(cohort) <= set(range(20))
-    assert len({lane.server(round, 0, "plan").cohort(0.3) for round in range(10)}) > 8
-    hundred = Lane(tiny_engine(fixtures.Averaging(), arrays=tiny_arrays(samples=200), clients=100))
-    assert len(hundred.server(0, 0, "plan").cohort(0.29)) == 29  # 0.29 * 100 is 28.999999999999996
-    seen = Counter(client for round in range(200) for client in lane.server(round, 0, "plan").cohort(0.3))
-    assert min(seen.values()) > 30  # of 60 expected
-    for bad in (0, -0.1, 1.1):
-        with pytest.raises(ValueError, match="participation must be in"):
-            lane.server(0, 0, "plan").cohort(bad)
+    assert len(cohorts(0.29, clients=100)[0]) == 29  # 0.29 * 100 is 28.999999999999996
+    drawn = cohorts(0.3, rounds=200)
+    assert len(set(drawn[:10])) > 8
+    assert min(Counter(client for cohort in drawn for client in cohort).values()) > 30  # of 60 expected
 
 
 def test_a_server_has_no_images_but_the_public_ones():

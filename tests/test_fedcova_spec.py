@@ -843,7 +843,7 @@ class FakeClient(Side, Client):
 class FakeServer(Side, Server):
     shape, public = (1, 4, 4), None
 
-    def cohort(self, participation=None, name="cohort"):
+    def cohort(self, name="cohort"):
         self.once("cohort", name)
         self.world.draws += 1
         g = generator(1000 * self.round + self.exchange)

@@ -477,6 +477,7 @@ def busy(tmp_path_factory):
                 settings={**BUSY, **(settings or {})},
                 clients=6,
                 rounds=4,
+                participation=0.5,
                 **options,
             )
             result = run.execute()
@@ -486,7 +487,7 @@ def busy(tmp_path_factory):
     return go
 
 
-def test_half_of_the_clients_are_asked_and_flags_only_grow(busy):
+def test_whom_the_protocol_asks_is_scored_and_flags_only_grow(busy):
     result, rounds, _ = busy()
     assert result.status == "complete"
     assert "shares" not in rounds[0].notes
@@ -503,7 +504,14 @@ def test_losses_can_be_recorded_and_replayed(tmp_path, busy):
     for settings in ({}, {"mode": "code_literal", "labeller": "own"}):
         with watch_losses() as seen:
             digest = (
-                tiny_run(FedNed, tmp_path / repr(settings), settings={**BUSY, **settings}, clients=6, rounds=4)
+                tiny_run(
+                    FedNed,
+                    tmp_path / repr(settings),
+                    settings={**BUSY, **settings},
+                    clients=6,
+                    rounds=4,
+                    participation=0.5,
+                )
                 .execute()
                 .digest
             )
@@ -527,7 +535,7 @@ def test_stopped_after_any_commit_it_resumes_to_the_same_digest(busy, tmp_path, 
     monkeypatch.setattr(Checkpoint, "save", save_and_stop)
     while True:
         try:
-            digest = tiny_run(FedNed, tmp_path, settings=BUSY, clients=6, rounds=4).execute().digest
+            digest = tiny_run(FedNed, tmp_path, settings=BUSY, clients=6, rounds=4, participation=0.5).execute().digest
             break
         except Stop:
             stops += 1
@@ -539,7 +547,7 @@ def test_threads_give_the_serial_digest(busy):
     assert busy(None, executor="threads", lanes=3)[0].digest == busy()[0].digest
 
 
-def test_with_nobody_flagged_it_is_fedavg_on_half_of_the_clients(busy, tmp_path):
+def test_with_nobody_flagged_it_is_fedavg_under_the_same_budget(busy, tmp_path):
     _, rounds, run = busy({"threshold": 100.0})
     plain = tiny_run(FedAvg, tmp_path, clients=6, rounds=4, participation=0.5)
     plain.execute()
@@ -554,7 +562,7 @@ def test_with_nobody_flagged_it_is_fedavg_on_half_of_the_clients(busy, tmp_path)
         {"mode": "code_literal"}, {"temperature": 1.0}, {"confidence": 0.8}, {"clamp": 1.0},
         {"neg_target": "negated"}, {"neg_target": "reciprocal_over_t"}, {"distill_steps": 0}, {"distill_batch": 5},
         {"distill_lr": 1e-3}, {"distill_weight_decay": 0.1}, {"agreement": 1.0, "distill_lr": 1.0}, {"threshold": 1.5},
-        {"warm": 0}, {"warm_most": 0.5}, {"participation": None},
+        {"warm": 0}, {"warm_most": 0.5},
     ],
     ids=str,
 )  # fmt: skip
@@ -570,7 +578,7 @@ def test_each_setting_of_scoring_changes_the_shares(change, busy):
 @pytest.mark.parametrize(
     "bad",
     [
-        {"mode": "literal"}, {"threshold": 0}, {"clamp": 0}, {"dropout": 1}, {"passes": 0}, {"participation": 0},
+        {"mode": "literal"}, {"threshold": 0}, {"clamp": 0}, {"dropout": 1}, {"passes": 0}, {"participation": 0.5},
         {"temperature": 0}, {"confidence": 2}, {"lambda": 0.12},
     ],
     ids=str,
@@ -590,8 +598,7 @@ def test_own_budget_trains_as_many_images_as_the_standard_one():
         ("digits", 100),
     ):
         for preset in FedNed.presets.values():
-            settings, protocol = preset.on(dataset)
-            share = Settings(**settings).participation
-            assert protocol["rounds"] * protocol["local_epochs"] * share == rounds
+            _, protocol = preset.on(dataset)
+            assert protocol["rounds"] * protocol["local_epochs"] * protocol["participation"] == rounds
     assert next(iter(FedNed.presets)) == "intended"
     assert Settings(**FedNed.presets["code-literal"].settings).mode == "code_literal"

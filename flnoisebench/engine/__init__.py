@@ -566,12 +566,9 @@ class ServerSide(_Side, api.Server):
         self.notes: dict[str, Any] = {}
         self.noisy_clients: list[int] | None = None
 
-    def cohort(self, participation: float | None = None, name: str = "cohort") -> tuple[int, ...]:
-        share = self.protocol.participation if participation is None else participation
-        if not 0 < share <= 1:
-            raise ValueError(f"participation must be in (0, 1], not {share}")
+    def cohort(self, name: str = "cohort") -> tuple[int, ...]:
         # 0.29 * 100 is 28.999999999999996 in binary: nudge before the floor
-        count = max(1, int(share * self.clients + 1e-9))
+        count = max(1, int(self.protocol.participation * self.clients + 1e-9))
         order = torch.randperm(self.clients, generator=streams.torch_stream(*self._names(f"cohort/{name}")))
         return tuple(sorted(order[:count].tolist()))
 
