@@ -281,6 +281,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "published": ({"registry"}, set()),  # numbers that papers print; unknown names answer as the registry's
     "grid": ({"registry", "settings"}, set()),
     "runs": ({"settings"}, set()),
+    "trials": ({"grid", "records", "settings"}, set()),
     "sweep": ({*ABOVE, "runs"}, {"torch", "distributed", "dask", "dask_jobqueue"}),  # runs: where a failure is written
     "leaderboard": (
         # checkpoint: a result is published if it is what the run's commits say
@@ -306,6 +307,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
             "conformance",
             "grid",
             "runs",
+            "trials",
             "sweep",
             "leaderboard",
             "report",

@@ -11,6 +11,7 @@ import typer
 
 from flnoisebench.cli import console, data, leaderboard, listing, scenario
 from flnoisebench.cli.check import check
+from flnoisebench.cli.choose import choose
 from flnoisebench.cli.compare import compare
 from flnoisebench.cli.plot import plot
 from flnoisebench.cli.reproduce import command as reproduce
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.command()(run)
 app.command()(sweep)
+app.command()(choose)
 app.command()(show)
 app.command()(compare)
 app.command()(plot)

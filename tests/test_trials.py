@@ -1,0 +1,174 @@
+"""`choose`: the best of as many trials for every method, what it writes, and what it refuses."""
+
+import csv
+import io
+import json
+import statistics
+import tomllib
+
+import pytest
+from command_line import call, done, refused
+
+from flnoisebench import grid, trials
+
+TRIALS = """
+dataset = "digits"
+clients = 5
+rounds = 3
+method = ["fedavg", "fedavg-gce"]
+draw = [20, 21]
+holdout = 0.2
+evaluate-on = "noisy-validation"
+noise-set.include_true = false
+[set]
+protocol.optimiser.lr = [0.03, 0.1]
+"""
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """(the trials' grid, the folder of its runs, all over)."""
+    folder = tmp_path_factory.mktemp("trials")
+    path = folder / "trials.toml"
+    path.write_text(TRIALS)
+    done("sweep", path, "--device", "cpu", "--workers", "2", "--out", folder / "runs")
+    return path, folder / "runs"
+
+
+def choose(swept, *words):
+    path, out = swept
+    return done("choose", path, "--out", out, "--device", "cpu", *words)
+
+
+def results(out, method):
+    """{learning rate: the accuracies of its runs}, read from the runs' own files."""
+    found = {}
+    for path in sorted(out.rglob("result.json")):
+        content = json.loads(path.read_text())
+        if content["settings"]["method"] == method:
+            rate = content["settings"]["protocol"]["optimiser"]["lr"]
+            found.setdefault(rate, []).append(content["accuracy"]["last5_mean"])
+    return found
+
+
+def test_the_highest_mean_over_the_draws_is_chosen(swept):
+    said = json.loads(choose(swept, "--json"))
+    assert list(said) == ["fedavg", "fedavg-gce"]
+    for method, facts in said.items():
+        means = {rate: statistics.fmean(values) for rate, values in results(swept[1], method).items()}
+        rate = max(means, key=means.get)
+        assert facts["set"] == [f"protocol.optimiser.lr={rate}"]
+        assert facts["accuracy"] == pytest.approx(means.pop(rate))
+        assert facts["next"] == pytest.approx(*means.values())
+        assert (facts["trials"], facts["failed"]) == (2, 0)
+    head, *lines = choose(swept).splitlines()
+    assert head.split("\t") == ["method", "chosen", "noisy-validation, %", "next best", "trials"]
+    assert [line.split("\t")[0] for line in lines] == ["fedavg", "fedavg-gce"]
+
+
+def test_the_grid_that_it_writes_runs_the_choices_on_other_draws_and_the_test_images(swept, tmp_path):
+    chosen = json.loads(choose(swept, "--json", "--grid", tmp_path / "tuned.toml", "--draw", "3", "--draw", "4"))
+    found = grid.load(tmp_path / "tuned.toml", device="cpu")
+    assert [(one.method, one.scenario.draw) for one in found] == [
+        (method, draw) for method in ("fedavg", "fedavg-gce") for draw in (3, 4)
+    ]
+    for one in found:
+        assert (one.track, one.choices, one.evaluate_on, one.scenario.holdout) == (
+            "tuned", "noisy-validation", "test", 0.0,
+        )  # fmt: skip
+        assert chosen[one.method]["set"] == [f"protocol.optimiser.lr={one.protocol.optimiser.lr}"]
+        assert (one.protocol.rounds, one.scenario.clients, one.scenario.noise.include_true) == (3, 5, False)
+
+
+def test_its_row_in_the_leaderboard_says_that_it_was_tuned_and_is_not_doubted_for_it(swept, tmp_path, monkeypatch):
+    monkeypatch.setenv("FLNOISEBENCH_COMMIT", "0" * 40)
+    choose(swept, "--grid", tmp_path / "tuned.toml", "--draw", "3", "--draw", "4")
+    done("sweep", tmp_path / "tuned.toml", "--device", "cpu", "--workers", "2", "--out", tmp_path / "runs")
+    done("leaderboard", "build", tmp_path / "runs", "--out", tmp_path / "board")
+    with (tmp_path / "board" / "digits.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["method"], row["track"], row["choices"], row["n"]) for row in rows} == {
+        ("fedavg", "tuned", "noisy-validation", "2"),
+        ("fedavg-gce", "tuned", "noisy-validation", "2"),
+    }
+    assert not {"choosing-set", "unstated-choices"} & {flag for row in rows for flag in row["flags"].split()}
+
+
+def test_the_log_has_every_run_with_what_it_takes_to_try_it_again(swept, tmp_path):
+    choose(swept, "--log", tmp_path / "log.csv")
+    lines = list(csv.DictReader(io.StringIO((tmp_path / "log.csv").read_text())))
+    assert len(lines) == 2 * 2 * 2
+    assert {(line["method"], line["set"], line["draw"]) for line in lines} == {
+        (method, f"protocol.optimiser.lr={rate}", draw)
+        for method in ("fedavg", "fedavg-gce") for rate in (0.03, 0.1) for draw in ("20", "21")
+    }  # fmt: skip
+    for line in lines:
+        rate = float(line["set"].partition("=")[2])
+        assert float(line["accuracy"]) in results(swept[1], line["method"])[rate]
+        assert all(line.values())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ('evaluate-on = "noisy-validation"', "", "measured on 'test', which is for reporting"),
+        ('evaluate-on = "noisy-validation"', 'evaluate-on = "test-b"', "'test-b', which is for reporting"),
+        ("rounds = 3", "rounds = [3, 4]", "trials share one rounds"),
+        (
+            "[0.03, 0.1]",
+            '[0.03, 0.1]\n[[exclude]]\nmethod = "fedavg"\nset.protocol.optimiser.lr = 0.1',
+            "these have: fedavg 1, fedavg-gce 2",
+        ),
+        ("[0.03, 0.1]", '[0.03, 0.1]\n[[exclude]]\nmethod = "fedavg"\ndraw = 21', "draw 21, seed 0"),
+        ("[0.03, 0.1]", "[0.03, 0.2]", "4 of 8 runs are not over"),
+        ("method", "metod", "did you mean"),
+    ],
+)
+def test_an_unfair_or_unfinished_comparison_is_refused(swept, tmp_path, old, new, found):
+    path = tmp_path / "other.toml"
+    path.write_text(TRIALS.replace(old, new))
+    said = refused("choose", path, "--out", swept[1], "--device", "cpu", "--log", tmp_path / "log.csv")
+    assert found.lower() in said.lower()
+    assert str(path) in said
+    assert not (tmp_path / "log.csv").exists()
+
+
+def test_a_draw_that_was_chosen_on_is_not_reported(swept, tmp_path):
+    path, out = swept
+    words = ("choose", path, "--out", out, "--device", "cpu", "--grid", tmp_path / "tuned.toml", "--draw", "20")
+    assert "draws [20] are those that values were chosen on" in refused(*words)
+    assert not (tmp_path / "tuned.toml").exists()
+
+
+def test_a_trial_that_failed_is_counted_and_never_chosen(swept, tmp_path):
+    path, out = swept
+    found = trials.load(path, out=out, device="cpu")
+    winner = trials.best(found["fedavg"])
+    broken = winner.results[0].model_copy(update={"status": "failed", "failure": "no luck"})
+    failed = winner._replace(results=(broken, *winner.results[1:]))
+    tried = [failed if trial is winner else trial for trial in found["fedavg"]]
+    assert trials.best(tried) is next(trial for trial in found["fedavg"] if trial is not winner)
+    with pytest.raises(ValueError, match="each trial of fedavg has a run that failed"):
+        trials.best([failed])
+    statuses = [line.split(",")[6] for line in trials.log({"fedavg": tried}).splitlines()[1:]]
+    assert sorted(statuses) == ["complete"] * 3 + ["failed"]
+
+
+def test_presets_are_trials_too_and_halves_of_the_test_set_are_for_choosing(tmp_path):
+    text = TRIALS.replace(
+        'method = ["fedavg", "fedavg-gce"]', 'method = "fedcova"\npreset = ["best-found", "no-corrector"]'
+    )
+    text = text.replace('holdout = 0.2\nevaluate-on = "noisy-validation"', 'evaluate-on = "test-a"')
+    path = tmp_path / "presets.toml"
+    path.write_text(text.partition("[set]")[0].replace("[20, 21]", "20"))
+    done("sweep", path, "--device", "cpu", "--workers", "2", "--out", tmp_path / "runs")
+    done("choose", path, "--out", tmp_path / "runs", "--device", "cpu", "--grid", tmp_path / "tuned.toml")
+    table = tomllib.loads((tmp_path / "tuned.toml").read_text())["include"][0]
+    assert (table["evaluate_on"], table["choices"], table["draw"]) == ("test-b", "test-a", [0, 1, 2, 3, 4])
+    assert table["preset"] in ("best-found", "no-corrector")
+    assert "set" not in table
+    assert len(grid.load(tmp_path / "tuned.toml", device="cpu")) == 5
+
+
+def test_a_device_that_there_is_not_is_refused(swept):
+    assert call("choose", swept[0], "--device", "gpu").exit_code == 2
