@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import statistics
+import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -132,10 +133,13 @@ def best(trials: Sequence[Trial]) -> Trial:
     return chosen
 
 
-def final_grid(path: Path, chosen: Mapping[str, Trial], draws: Sequence[int]) -> str:
+def final_grid(
+    path: Path, chosen: Mapping[str, Trial], draws: Sequence[int], *, device: str, data_root: Path | None = None
+) -> str:
     """A grid file's text: the chosen values of each method on ``draws``, track tuned, on the images for reporting.
 
-    path: the trials' grid, whose keys but VARIED it repeats.  Raises ValueError for a draw that values were chosen on.
+    path: the trials' grid, whose keys but VARIED it repeats; device, data_root: as in ``load``.  Raises ValueError for
+    a draw that values were chosen on, and where those keys alone do not say the trials' scenarios.
     """
     first = next(iter(chosen.values()))
     seen = sorted({draw for _, draw, _ in first.where}.intersection(draws))
@@ -153,7 +157,20 @@ def final_grid(path: Path, chosen: Mapping[str, Trial], draws: Sequence[int]) ->
         if trial.values:
             table["set"] = [trial.values]
         lines += ["", "[[include]]", *(f"{name} = {json.dumps(value)}" for name, value in table.items())]
-    return "\n".join(lines) + "\n"
+    text = "\n".join(lines) + "\n"
+    written = grid.runs_of(grid.expand(tomllib.loads(text)), device=device, data_root=data_root)
+    apart = {_scene(settings) for settings in written} ^ {_scene(result.settings) for result in first.results}
+    if apart:
+        raise ValueError(
+            f"{path}: {min(apart)} would be in the trials or in the grid that is written, and not in both: say the "
+            "scenarios above all [[include]], and leave none out by [[exclude]]"
+        )
+    return text
+
+
+def _scene(settings: Settings) -> str:
+    """The scenario, its draw and hold-out apart."""
+    return settings.scenario.model_copy(update={"holdout": 0.0}).slug
 
 
 def log(trials: Mapping[str, Sequence[Trial]]) -> str:

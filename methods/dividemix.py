@@ -352,6 +352,7 @@ class DivideMix(Method):
             "constant learning rate; no drop at half the run",
             "Clothing1M: no class-balanced epochs and no best epoch on clean data",
             "at more than one local epoch the division is made once a round",
+            "the warm-up's batches are the usual ones, where the code's are twice as large (code-literal)",
         ),
     )
     Config = Settings

@@ -140,6 +140,17 @@ def test_a_draw_that_was_chosen_on_is_not_reported(swept, tmp_path):
     assert not (tmp_path / "tuned.toml").exists()
 
 
+def test_scenarios_that_the_written_grid_could_not_say_are_refused(swept, tmp_path):
+    path = tmp_path / "other.toml"
+    path.write_text(TRIALS.replace("clients = 5", "clients = [5, 6]") + "[[exclude]]\nclients = 6")
+    words = ("choose", path, "--out", swept[1], "--device", "cpu")
+    done(*words)
+    assert "and not in both: say the scenarios above all [[include]]" in refused(
+        *words, "--grid", tmp_path / "tuned.toml"
+    )
+    assert not (tmp_path / "tuned.toml").exists()
+
+
 def test_a_trial_that_failed_is_counted_and_never_chosen(swept, tmp_path):
     path, out = swept
     found = trials.load(path, out=out, device="cpu")

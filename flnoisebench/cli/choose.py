@@ -48,9 +48,10 @@ def choose(
         raise registry.unknown("device", device, DEVICES)
     if device == "auto":
         device = runtime.pick_devices("auto")[0].type
-    found = trials.load(grid_file, out=out, device=device, data_root=data_root or opt.default_data_root())
+    root = data_root or opt.default_data_root()
+    found = trials.load(grid_file, out=out, device=device, data_root=root)
     chosen = {method: trials.best(tried) for method, tried in found.items()}
-    text = trials.final_grid(grid_file, chosen, draw or range(5)) if grid else ""
+    text = trials.final_grid(grid_file, chosen, draw or range(5), device=device, data_root=root) if grid else ""
     if log:
         records.replace(log, trials.log(found).encode())
     if grid:
