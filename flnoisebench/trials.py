@@ -61,6 +61,11 @@ class Trial(NamedTuple):
         return statistics.fmean(self.accuracies) if self.accuracies else -1.0
 
     @property
+    def commits(self) -> set[str]:
+        """Of the code that made its runs."""
+        return {str(result.environment["commit"]) for result in self.results}
+
+    @property
     def where(self) -> list[tuple[str, int, int]]:
         """(scenario, draw, seed) of its runs."""
         return [_where(result.settings) for result in self.results]

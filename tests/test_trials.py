@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 import statistics
 import tomllib
 
@@ -149,6 +150,19 @@ def test_scenarios_that_the_written_grid_could_not_say_are_refused(swept, tmp_pa
         *words, "--grid", tmp_path / "tuned.toml"
     )
     assert not (tmp_path / "tuned.toml").exists()
+
+
+def test_trials_of_several_commits_are_said_to_be(swept, tmp_path):
+    path, out = swept
+    shutil.copytree(out, tmp_path / "runs")
+    result = next((tmp_path / "runs").rglob("result.json"))
+    content = json.loads(result.read_text())
+    content["environment"]["commit"] = "f" * 40
+    result.write_text(json.dumps(content))
+    said = call("choose", path, "--out", tmp_path / "runs", "--device", "cpu")
+    assert said.exit_code == 0
+    assert "made by several commits: " in said.stderr
+    assert "f" * 40 in said.stderr
 
 
 def test_a_trial_that_failed_is_counted_and_never_chosen(swept, tmp_path):

@@ -50,6 +50,9 @@ def choose(
         device = runtime.pick_devices("auto")[0].type
     root = data_root or opt.default_data_root()
     found = trials.load(grid_file, out=out, device=device, data_root=root)
+    codes = {code for tried in found.values() for trial in tried for code in trial.commits}
+    if len(codes) > 1:
+        console.warn(f"these trials were made by several commits: {', '.join(sorted(codes))}")
     chosen = {method: trials.best(tried) for method, tried in found.items()}
     text = trials.final_grid(grid_file, chosen, draw or range(5), device=device, data_root=root) if grid else ""
     if log:
