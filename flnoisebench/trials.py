@@ -24,11 +24,14 @@ REPORTED = {"validation": "test", "noisy-validation": "test", "test-a": "test-b"
 # Keys of a grid that a trial varies, or that its images are chosen by; all others say what is tried.
 VARIED = ("method", "preset", "set", "draw", "seed", "track", "evaluate_on", "holdout", "choices")
 BUDGET = ("rounds", "precision")  # keys of their own as well as values of the protocol
-SHARED: dict[str, Callable[[Settings], Any]] = {  # by what it is called in a grid
+# What rows must share to be compared in the track tuned, by what it is called in a grid.
+SHARED: dict[str, Callable[[Settings], Any]] = {
     "evaluate-on": lambda settings: settings.evaluate_on,
     "protocol": lambda settings: settings.protocol.name,
     "rounds": lambda settings: settings.protocol.rounds,
     "precision": lambda settings: settings.protocol.precision,
+    "protocol.model": lambda settings: settings.protocol.model,
+    "protocol.participation": lambda settings: settings.protocol.participation,
 }
 COLUMNS = (
     "method", "preset", "set", "scenario", "draw", "seed", "status", "accuracy", "digest", "commit", "method_sha256",

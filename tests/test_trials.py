@@ -115,6 +115,7 @@ def test_the_log_has_every_run_with_what_it_takes_to_try_it_again(swept, tmp_pat
         ('evaluate-on = "noisy-validation"', "", "measured on 'test', which is for reporting"),
         ('evaluate-on = "noisy-validation"', 'evaluate-on = "test-b"', "'test-b', which is for reporting"),
         ("rounds = 3", "rounds = [3, 4]", "trials share one rounds"),
+        ("[set]", "[set]\nprotocol.participation = [0.5, 1.0]", "trials share one protocol.participation"),
         (
             "[0.03, 0.1]",
             '[0.03, 0.1]\n[[exclude]]\nmethod = "fedavg"\nset.protocol.optimiser.lr = 0.1',
