@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flnoisebench import grid, records
+from flnoisebench.leaderboard.entries import sessions
 from flnoisebench.records import RunResult
 from flnoisebench.settings import Settings, assignments, read_toml
 
@@ -65,8 +66,8 @@ class Trial(NamedTuple):
 
     @property
     def commits(self) -> set[str]:
-        """Of the code that made its runs."""
-        return {str(result.environment["commit"]) for result in self.results}
+        """Of the code that made its runs, all of one that was stopped and went on under another."""
+        return {str(said["commit"]) for result in self.results for said in sessions(result.environment)}
 
     @property
     def where(self) -> list[tuple[str, int, int]]:
@@ -90,18 +91,19 @@ def load(path: Path, *, out: Path, device: str, data_root: Path | None = None) -
         _require_fairness(wanted)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    found = {settings.folder(out): records.result_of(settings.folder(out)) for settings in wanted}
-    missing = [folder for folder, result in found.items() if result is None]
+    runs: dict[tuple[str, str], list[tuple[Settings, RunResult]]] = defaultdict(list)
+    missing = []
+    for settings in wanted:
+        folder = settings.folder(out)
+        if result := records.result_of(folder):
+            runs[settings.method, settings.key].append((settings, result))
+        else:
+            missing.append(folder)
     if missing:
         raise ValueError(
-            f"{len(missing)} of {len(found)} runs are not over, such as {missing[0]}. "
+            f"{len(missing)} of {len(wanted)} runs are not over, such as {missing[0]}. "
             f"Next: flnoisebench sweep {path} --out {out}"
         )
-    runs: dict[tuple[str, str], list[tuple[Settings, RunResult]]] = defaultdict(list)
-    for settings in wanted:
-        result = found[settings.folder(out)]
-        assert result is not None
-        runs[settings.method, settings.key].append((settings, result))
     trials: dict[str, list[Trial]] = defaultdict(list)
     for (method, _), ran in runs.items():
         trials[method].append(Trial(ran[0][0], tuple(result for _, result in ran)))
@@ -192,7 +194,8 @@ def log(trials: Mapping[str, Sequence[Trial]]) -> str:
                 environment = result.environment
                 writer.writerow([
                     method, trial.settings.preset, " ".join(trial.values), *where, result.status,
-                    result.accuracy.last5_mean, result.digest[:16], environment["commit"],
+                    result.accuracy.last5_mean, result.digest[:16],
+                    "; ".join(dict.fromkeys(said["commit"] or "" for said in sessions(environment))),
                     environment["method_sha256"][:16],
                 ])  # fmt: skip
     return text.getvalue()

@@ -281,7 +281,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "published": ({"registry"}, set()),  # numbers that papers print; unknown names answer as the registry's
     "grid": ({"registry", "settings"}, set()),
     "runs": ({"settings"}, set()),
-    "trials": ({"grid", "records", "settings"}, set()),
+    "trials": ({"grid", "records", "settings", "leaderboard"}, set()),  # leaderboard: the commits of a run
     "sweep": ({*ABOVE, "runs"}, {"torch", "distributed", "dask", "dask_jobqueue"}),  # runs: where a failure is written
     "leaderboard": (
         # checkpoint: a result is published if it is what the run's commits say

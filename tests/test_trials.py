@@ -158,12 +158,16 @@ def test_trials_of_several_commits_are_said_to_be(swept, tmp_path):
     shutil.copytree(out, tmp_path / "runs")
     result = next((tmp_path / "runs").rglob("result.json"))
     content = json.loads(result.read_text())
+    content["environment"]["earlier"] = [{**content["environment"], "commit": "e" * 40}]  # stopped, and went on
     content["environment"]["commit"] = "f" * 40
     result.write_text(json.dumps(content))
-    said = call("choose", path, "--out", tmp_path / "runs", "--device", "cpu")
+    log = tmp_path / "log.csv"
+    said = call("choose", path, "--out", tmp_path / "runs", "--device", "cpu", "--log", log)
     assert said.exit_code == 0
     assert "made by several commits: " in said.stderr
+    assert "e" * 40 in said.stderr
     assert "f" * 40 in said.stderr
+    assert f"{'e' * 40}; {'f' * 40}," in log.read_text()
 
 
 def test_a_trial_that_failed_is_counted_and_never_chosen(swept, tmp_path):
