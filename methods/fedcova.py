@@ -350,7 +350,8 @@ def fade(own: Statistics, b: float, rounds: int) -> Statistics:
 
 def leave_one_out(everyone: Statistics, own: Statistics, least: float, s: float) -> Statistics:
     """Sigma_{j\\m} = (n_j Sigma_j - D_mj S_mj) / (n_j - D_mj), all of it with momentum; Sigma_j itself where the others
-    hold less than ``least`` samples of a class, since the client's own view is then all that there is.
+    hold less than ``least`` samples of a class, since the client's own view is then all that there is.  s: the least
+    eigenvalue that a Sigma_j of the others can have where it classifies, which a small ``classifier_eps2`` lowers.
 
     Why this subtraction is safe, as taking this round's S_mj from a Sigma with momentum is not: ``own`` went through
     the server's momentum too (the client replays it, and ``fade`` for rounds that it missed), so n Sigma contains
@@ -363,7 +364,8 @@ def leave_one_out(everyone: Statistics, own: Statistics, least: float, s: float)
     n, own_n = everyone["n"], own["n"]
     rest = n - own_n
     rounding = 2**-22 * everyone["sigma"].double().flatten(1).norm(dim=1) * n
-    external = (rest >= least) & (rest * s > rounding)
+    # with momentum, exactly ``least`` samples are a few bits more or less
+    external = (rest >= least - 1e-9 * n) & (rest * s > rounding)
     divisor = torch.where(external, rest, 1)
 
     def remove(name: str) -> torch.Tensor:
@@ -656,7 +658,8 @@ class FedCova(Method):
             if (own := state["own"]) is not None:
                 missed = client.round - 1 - own["round"]
                 own = fade(to(own["statistics"], z.device), config.momentum, missed)
-                others = leave_one_out(everyone, own, config.loo_min if config.align else 1.0, config.s)
+                least = config.loo_min if config.align else 1.0
+                others = leave_one_out(everyone, own, least, config.s + min(self._shift, 0.0))
                 score = scores(z, self._readout(others))
             proposed["external"] = relabel(labels, score, config.eta, config.confidence)
         r = {"disagreement": disagreement}

@@ -151,6 +151,19 @@ def test_spec_F2_loss_of_full_rank_orthogonal_subspaces():
         assert value.item() == pytest.approx(-0.23556607, abs=5e-9), name
 
 
+@pytest.mark.parametrize(("r", "eps2", "expected"), [(3, 6.0, -4.917), (9, 2.0, -14.752)])
+def test_spec_A2_the_best_dimension_of_ten_orthogonal_classes_falls_with_eps2(r, eps2, expected):
+    """r* = .1405 d/eps2: 3.00 at eps2 = 6, 8.99 at 2."""
+    d, J = 128, 10
+
+    def of(r: int) -> float:
+        z, y = torch.eye(d, dtype=f64)[: J * r], torch.arange(J).repeat_interleave(r)
+        return fc.coding_rate(z, y, eps2 / d, J).item()
+
+    assert of(r) == pytest.approx(expected, abs=5e-4)
+    assert of(r) == min(of(other) for other in range(1, d // J + 1))
+
+
 def test_spec_F3_loss_is_zero_for_equal_class_matrices_and_for_one_class():
     axes = torch.eye(2, dtype=f64)
     for z, y in ((axes.repeat(2, 1), HAND_Y), (HAND, torch.ones(4, dtype=torch.int64))):
@@ -452,6 +465,22 @@ def test_leave_one_out_falls_back_to_the_pooled_class_for_a_sole_holder_and_belo
     torch.testing.assert_close(others["sigma"][1], everyone["sigma"][1])
     torch.testing.assert_close(others["sigma"][2], torch.eye(3, dtype=f64) * (60 * 2 - 50 * 3) / 10)
     assert others["n"].tolist() == [50, 59, 10]
+
+
+@pytest.mark.parametrize(("others", "least", "most"), [([1], 1.0, 1), ([10], 10.0, 200), ([3, 3, 4], 10.0, 200)])
+def test_exactly_as_many_other_samples_as_wanted_are_enough_whatever_momentum_rounds_them_to(others, least, most):
+    def held(count: int, scale: float) -> dict[str, Any]:
+        return statistics(scale * (count > 0) * torch.eye(2)[None], [float(count)])
+
+    for seed in range(30):
+        everyone = own = None
+        for count in torch.randint(most + 1, (12,), generator=generator(seed)).tolist():
+            mine = held(count, 5.0)
+            everyone = fc.with_momentum(everyone, fc.pool([mine, *(held(n, 2.0) for n in others)]), 0.9)
+            own = fc.with_momentum(own, mine, 0.9)
+        found = fc.leave_one_out(everyone, own, least, 0.5)
+        assert found["n"].item() == pytest.approx(least)
+        torch.testing.assert_close(found["sigma"][0], 2 * torch.eye(2, dtype=f64))
 
 
 def test_leave_one_out_keeps_the_pooled_class_where_fp32_rounding_could_cost_positive_definiteness():
@@ -1275,6 +1304,19 @@ def test_classifier_eps2_replaces_the_tolerance_wherever_sigma_classifies_and_no
     z = plain.server().model(plain.state["weights"], frozen=True)(plain.x[0])
     wanted = -fc.distances(z, fc.readout(shifted, 2.0))
     torch.testing.assert_close(other.method.predictors(other.state, other.server())["main"](plain.x[0]), wanted)
+
+
+def test_external_corrector_falls_back_where_rounding_could_exceed_a_small_classifier_eps2():
+    """Ten samples of the others in 100,000: fp32 leaves an error of 1e-4, far under s = .75 and over 1e-4 / 8."""
+    world = federation(3, classifier_eps2=1e-4, **SMALL)
+    part = statistics(*fc.second_moments(features(300, 8), labels(300, 3), 3, 0.75))
+    rest = statistics(*fc.second_moments(features(3, 8, 1), torch.arange(3), 3, 0.75))
+    part["n"], rest["n"] = torch.full((3,), 1e5 - 10, dtype=f64), torch.full((3,), 10.0, dtype=f64)
+    everyone = fc.pool([part, rest])
+    world.states[0] = {**world.states[0], "own": {"statistics": part, "round": 2}}
+    message = {"weights": world.state["weights"], "classifier": {**everyone, "sigma": everyone["sigma"].float()}}
+    proposed = world.method.client("score", message, world.client(0, 0)).state["proposed"]
+    assert proposed["external"].equal(proposed["global"])
 
 
 @pytest.mark.parametrize("eps2", [None, 2.0])
