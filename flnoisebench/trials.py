@@ -149,7 +149,7 @@ def final_grid(
     """A grid file's text: the chosen values of each method on ``draws``, track tuned, on the images for reporting.
 
     path: the trials' grid, whose keys but VARIED it repeats; device, data_root: as in ``load``.  Raises ValueError for
-    a draw that values were chosen on, and where those keys alone do not say the trials' scenarios.
+    a draw that values were chosen on, and where those keys alone do not say the trials' scenarios and budget.
     """
     first = next(iter(chosen.values()))
     seen = sorted({draw for _, draw, _ in first.where}.intersection(draws))
@@ -157,8 +157,8 @@ def final_grid(
         raise ValueError(f"draws {seen} are those that values were chosen on; report on others (--draw)")
     content = {name.replace("-", "_"): value for name, value in read_toml(path).items()}
     shared = {name: value for name, value in content.items() if name not in (*VARIED, "exclude", "include")}
-    for name, value in shared.items():  # a table becomes the list of what it sets
-        shared[name] = [assignments(value)] if isinstance(value, dict) else value
+    for name in shared.keys() & grid.SEVERAL:  # tables, and lists of them, become the lists of what they set
+        shared[name] = [options[name] for options in grid.expand({name: shared[name]})]
     shared |= {"draw": list(draws), "track": "tuned", "choices": first.settings.evaluate_on}
     shared["evaluate_on"] = REPORTED[first.settings.evaluate_on]
     lines = [f"# By flnoisebench choose {path.name}: the values of each method that did best in its trials."]
@@ -175,6 +175,13 @@ def final_grid(
             f"{path}: {min(apart)} would be in the trials or in the grid that is written, and not in both: say the "
             "scenarios above all [[include]], and leave none out by [[exclude]]"
         )
+    for name in BUDGET:
+        here, there = SHARED[name](first.settings), SHARED[name](written[0])
+        if here != there:
+            raise ValueError(
+                f"{path}: {name} is {here} in the trials, and would be {there} in the grid that is written: say it by "
+                f"the key {name} above all [[include]], and not in [set]; the runs stay the same"
+            )
     return text
 
 

@@ -6,6 +6,8 @@ import json
 import shutil
 import statistics
 import tomllib
+from collections import defaultdict
+from types import SimpleNamespace
 
 import pytest
 from command_line import call, done, refused
@@ -151,6 +153,38 @@ def test_scenarios_that_the_written_grid_could_not_say_are_refused(swept, tmp_pa
         *words, "--grid", tmp_path / "tuned.toml"
     )
     assert not (tmp_path / "tuned.toml").exists()
+
+
+def test_a_budget_that_the_written_grid_would_not_have_is_refused(swept, tmp_path):
+    path = tmp_path / "other.toml"
+    path.write_text(TRIALS.replace("rounds = 3\n", "") + "protocol.rounds = 3\n")  # the same runs
+    words = ("choose", path, "--out", swept[1], "--device", "cpu")
+    done(*words)
+    said = refused(*words, "--grid", tmp_path / "tuned.toml")
+    assert "rounds is 3 in the trials, and would be 100 in the grid that is written" in said
+    assert not (tmp_path / "tuned.toml").exists()
+
+
+@pytest.mark.parametrize("said", ["noise-set = [{include_true = false}]", 'noise-set = "include_true=false"'])
+def test_however_a_scenario_is_said_the_written_grid_has_it(swept, tmp_path, said):
+    path = tmp_path / "other.toml"
+    path.write_text(TRIALS.replace("noise-set.include_true = false", said))
+    done("choose", path, "--out", swept[1], "--device", "cpu", "--grid", tmp_path / "tuned.toml")
+    assert not any(one.scenario.noise.include_true for one in grid.load(tmp_path / "tuned.toml", device="cpu"))
+
+
+def test_trials_of_several_scenarios_are_reported_on_all_of_them(tmp_path):
+    path = tmp_path / "two.toml"
+    path.write_text(TRIALS.replace("noise-set.include_true = false", "noise-set.include_true = [true, false]"))
+    tried = defaultdict(list)
+    for one in grid.load(path, device="cpu"):
+        tried[one.method, one.key].append(SimpleNamespace(settings=one))
+    chosen = {method: trials.Trial(runs[0].settings, tuple(runs)) for (method, _), runs in tried.items()}
+    text = trials.final_grid(path, chosen, [3], device="cpu")
+    found = grid.runs_of(grid.expand(tomllib.loads(text)), device="cpu")
+    assert [(one.method, one.scenario.noise.include_true) for one in found] == [
+        (method, own) for method in ("fedavg", "fedavg-gce") for own in (True, False)
+    ]
 
 
 def test_trials_of_several_commits_are_said_to_be(swept, tmp_path):
