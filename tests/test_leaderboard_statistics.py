@@ -152,6 +152,14 @@ def test_methods_are_ranked_on_the_draws_that_all_of_them_have():
         comparison.ranking(rows_of(apart), apart)
 
 
+def test_a_method_is_ranked_by_its_plain_rows_where_another_arena_has_variants_alone():
+    values = {"fedavg": (5,), "fedcova": (6,), "fedavg-relabel": (7,)}
+    runs = [one for rho in RHOS for one in cell(values, rho=rho, draws=(0,))]
+    variant = entry((9.0,), method="fedcova", track="own", changes=["eta=0"])
+    ranked = comparison.ranking(rows_of([*runs, variant]), [*runs, variant], list(values))
+    assert ranked == comparison.ranking(rows_of(runs), runs)
+
+
 def test_the_plain_row_is_the_one_with_the_fewest_values_however_long_their_names():
     few = entry((50.0,), method="fedcova", track="own", changes=["classifier_eps2=0.25"])
     many = entry((60.0,), method="fedcova", track="own", changes=["d=8", "eta=0"])
@@ -381,4 +389,5 @@ def test_stats_prints_differences_budgets_and_why_there_are_no_ranks(folder):
     assert text.splitlines()[1].endswith("p Holm\tdoubts")
     assert "+16.00" in text
     assert "no mean ranks" in text
+    assert "; 97.5 % t intervals; " in done("leaderboard", "stats", folder, "--level", "0.975")
     assert call("leaderboard", "stats", folder, "--against", "nobody").exit_code == 2

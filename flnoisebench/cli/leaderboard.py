@@ -292,7 +292,7 @@ def _print_differences(gaps: Sequence[comparison.Difference], level: float) -> N
             )
         )  # fmt: skip
     tested = sum(one.p is not None for one in gaps)
-    title = f"points of accuracy, paired by draw; {level:.0%} t intervals; p corrected over {tested} tests (Holm)"
+    title = f"points of accuracy, paired by draw; {100 * level:g} % t intervals; p corrected over {tested} tests (Holm)"
     _show(title, ("scenario", "method", "draws", "mean", "interval", "p", "p Holm", "doubts"), lines)
 
 

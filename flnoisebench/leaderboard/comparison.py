@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -187,12 +187,14 @@ def ranking(rows: Iterable[Row], entries: Sequence[Entry], methods: Sequence[str
     for method in methods:
         if method not in known:
             raise registry.unknown("method of these rows", method, known)
-    wanted = {
-        (row.method, names[row]): names[row]
-        for group in found.values()
-        for row in group
-        if not methods or (row.method in methods and row is plain(group, row.method))
-    }
+    if methods:  # each as its plain row is called in most arenas: an arena of variants adds no contender
+        called = {
+            method: Counter(names[row] for group in found.values() if (row := plain(group, method)))
+            for method in methods
+        }
+        wanted = {(method, name): name for method, count in called.items() for name, _ in count.most_common(1)}
+    else:
+        wanted = {(row.method, names[row]): names[row] for group in found.values() for row in group}
     if len(wanted) < 3:
         raise ValueError(f"ranks need three methods or more, and here are {len(wanted)}: {', '.join(wanted.values())}")
     values = []
