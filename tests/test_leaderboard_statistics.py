@@ -248,6 +248,7 @@ def test_the_best_of_a_column_is_looked_for_among_rows_on_the_same_draws():
     assert best(runs)[0] == ["Fedcova"]
     aside = "not compared for the best, since on other draws than most (draws): "
     assert best([*runs, *easy]) == (["Fedcova"], [f"{aside}Fedavg-Relabel (7 8)"])
+    assert best(runs[:2])[0] == []  # of one row
     assert best([*runs[:2], *easy]) == ([], [f"{aside}Fedavg (0 1); Fedavg-Relabel (7 8)"])
 
 

@@ -20,7 +20,7 @@ DOUBT = "†"
 @dataclass(frozen=True)
 class Cell:
     """A method in a scenario.  row: None where there is none.  best: the highest mean of the column's rows on the same
-    draws (``_same_draws``), oracles apart."""
+    draws (``_same_draws``), oracles apart, where there are two or more."""
 
     row: Row | None
     best: bool = False
@@ -69,7 +69,8 @@ def _table(rows: Sequence[Row], title: str, with_published: bool) -> Table:
     for row in rows:
         found[names[row]][_level(row)] = row
     contenders = {level: _same_draws([r for r in rows if _level(r) == level and _counts(r)]) for level in levels}
-    best = {level: max(map(_rounded, same), default=None) for level, same in contenders.items()}
+    # a row alone is the best of nothing
+    best = {level: max(map(_rounded, same)) if len(same) > 1 else None for level, same in contenders.items()}
     elsewhere = [row for row in rows if _counts(row) and row not in contenders[_level(row)]]
 
     def cell(row: Row | None, level: tuple[float, float, str]) -> Cell:
