@@ -138,6 +138,22 @@ def test_groups_have_titles_and_series_names_that_say_what_differs():
     assert {line.series for line in lines if line.row.track == "own"} == {"Fedavg, batch=32", "Fedavg, batch=64"}
 
 
+def test_rows_of_one_name_say_which_budget_they_are_of_and_budgets_do_not_mingle(tmp_path):
+    half = {"changes": ["protocol.participation=0.5"]}
+    runs = [
+        entry((60.0,), method="fedcova"), entry((50.0,)), entry((55.0,), method="fedcova", **half),
+        entry((45.0,), **half), entry((40.0, 40.0)),
+    ]  # fmt: skip
+    rows = site.as_shown(rows_of(runs))
+    assert [row.accuracy_mean for row in rows] == [55, 45, 60, 50, 40]
+    lines, _ = site.grouped(rows)
+    whole, part = "1 rounds, participation=1.0", "1 rounds, participation=0.5"
+    assert [line.budget for line in lines] == [part, part, whole, whole, "2 rounds"]
+    site.write(saved(runs, tmp_path / "leaderboards"), tmp_path / "site")
+    for said in (whole, part, "2 rounds"):
+        assert f"common <small>{said}</small>" in page(tmp_path / "site")
+
+
 def test_the_page_shows_the_best_of_a_scenario_first_and_bounds_and_other_images_behind():
     runs = [
         entry((60.0,), method="fedavg"),
@@ -606,6 +622,17 @@ def test_a_narrow_screen_needs_no_sideways_scrolling(browser, url, width):
     assert browser.js(wide) == []
     if width < 768:  # what matters is there without scrolling the table either
         assert browser.find("#r1 .accuracy").rect["x"] + browser.find("#r1 .accuracy").rect["width"] <= width
+
+
+@needs_browser
+def test_a_long_budget_pushes_no_accuracy_off_a_narrow_screen(chromium, tmp_path):
+    runs = [entry((60.0, 70.0)), entry((60.0, 70.0), changes=["protocol.optimiser.momentum=0.123456"])]
+    site.write(saved(runs, tmp_path / "leaderboards"), tmp_path / "site")
+    narrow = Browser(chromium).open((tmp_path / "site" / "index.html").as_uri(), width=320)
+    narrow.wait(DRAWN)
+    assert "momentum=0.123456" in narrow.find("#table").text
+    place = narrow.find("#r0 .accuracy").rect
+    assert place["x"] + place["width"] <= 320
 
 
 CONTRAST = """

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from flnoisebench.leaderboard.rows import TRAINING, Row
+from flnoisebench.leaderboard.rows import BUDGET, PLACE, TRAINING, Row
 
 T = TypeVar("T", bound=Hashable)
 
@@ -52,6 +52,21 @@ def names(rows: Iterable[Row]) -> dict[Row, str]:
     for group in by_table(rows):
         own = told_apart({row: row.name for row in group}, lambda row: {name: getattr(row, name) for name in TRAINING})
         found |= told_apart(own, lambda row: {"settings": row.settings})
+    return found
+
+
+def budgets(rows: Iterable[Row]) -> dict[Row, str]:
+    """The rows' budgets where rows of all tables stand in one: the rounds, and where rows of one name, place and track
+    had as many, what else differs: ``120 rounds, participation=0.5``."""
+    rows = list(rows)
+    own = names(rows)
+    alike: dict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        alike[own[row], row.rounds, *(getattr(row, name) for name in PLACE)].append(row)
+    found: dict[Row, str] = {}
+    for same in alike.values():
+        said = {row: f"{row.rounds} rounds" for row in same}
+        found |= told_apart(said, lambda row: {name: getattr(row, name) for name in (*BUDGET, *TRAINING)})
     return found
 
 

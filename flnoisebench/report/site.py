@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jinja2
 
 from flnoisebench import records, registry
-from flnoisebench.leaderboard import COLUMNS, FLAGS, Entry, Row, board, tables
+from flnoisebench.leaderboard import COLUMNS, FLAGS, Entry, Row, board, naming, tables
 from flnoisebench.leaderboard.rows import cell_of
 
 GENERATOR = "flnoisebench site"  # in the page's head, by which a later build knows its own folder
@@ -52,7 +52,8 @@ class Number(NamedTuple):
 @dataclass(frozen=True)
 class Line:
     """A row with its place in the figures: its group (rows that differ in noise level and method alone), the index of
-    its level there, the series that it belongs to across groups, and whether it is the best of its level."""
+    its level there, the series that it belongs to across groups, whether it is the best of its level, and its budget
+    in words."""
 
     id: str
     row: Row
@@ -60,6 +61,7 @@ class Line:
     level: int
     series: str
     best: bool
+    budget: str
 
     @property
     def level_text(self) -> str:
@@ -153,7 +155,7 @@ def as_shown(rows: Iterable[Row]) -> list[Row]:
         rows,
         key=lambda row: (
             row.arena not in firm, row.dataset, row.evaluate_on != "test", row.noise, row.rho or 0.0, row.tau or 0.0,
-            row.scenario, row.track, row.protocol, row.rounds, row.evaluate_on, bool(row.oracle),
+            row.scenario, row.track, row.protocol, row.rounds, row.evaluate_on, str(row.arena), bool(row.oracle),
             -(row.accuracy_mean or 0.0),
         ),
     )  # fmt: skip
@@ -161,7 +163,7 @@ def as_shown(rows: Iterable[Row]) -> list[Row]:
 
 def grouped(rows: Sequence[Row]) -> tuple[list[Line], list[Group]]:
     """All rows in their order, with the groups that they fall into."""
-    ids = {row: f"r{i}" for i, row in enumerate(rows)}
+    ids, budgets = {row: f"r{i}" for i, row in enumerate(rows)}, naming.budgets(rows)
     groups: list[Group] = []
     lines: dict[str, Line] = {}
     for table in tables.tables(rows):
@@ -170,7 +172,7 @@ def grouped(rows: Sequence[Row]) -> tuple[list[Line], list[Group]]:
             for level, cell in enumerate(cells):
                 if cell.row is not None:
                     dataset, key = cell.row.dataset, ids[cell.row]
-                    lines[key] = Line(key, cell.row, len(groups), level, series, cell.best)
+                    lines[key] = Line(key, cell.row, len(groups), level, series, cell.best, budgets[cell.row])
         groups.append(Group(table.title, dataset, table.levels))
     return [lines[key] for key in ids.values()], groups
 
