@@ -459,7 +459,10 @@ def notes(entry: Entry, lines: Sequence[Line]) -> list[str]:
             f"scale {entry.scale}: {entry.scaling['share']:g} of the paper's rounds, so differences are no deviations"
         )
     if entry.show == "runtime":
-        found.append("minutes are of this machine, the paper's of an RTX A6000; the ratios are what can be compared")
+        found.append(
+            "minutes are of this machine, the paper's of an RTX A6000; the ratios are what can be compared, of "
+            "runs that shared card and cores with no other"
+        )
     if any(line.beside()["low"] is not None for line in lines):
         found.append(
             "each interval is of our mean over draws alone: the published number counts as exact in it, though its own "

@@ -390,5 +390,7 @@ def test_stats_prints_differences_budgets_and_why_there_are_no_ranks(folder):
     assert text.splitlines()[1].endswith("p Holm\tdoubts")
     assert "+16.00" in text
     assert "no mean ranks" in text
+    shared = next(i for i, one in enumerate(text.splitlines()) if "of runs that shared a card or cores" in one)
+    assert "at equal seconds" in text.splitlines()[shared + 1]
     assert "; 97.5 % t intervals; " in done("leaderboard", "stats", folder, "--level", "0.975")
     assert call("leaderboard", "stats", folder, "--against", "nobody").exit_code == 2

@@ -128,6 +128,10 @@ def test_what_the_text_states_stands_beside_ours():
         reproduce.number_in("27.51 %", "MB")
 
 
+def test_ratios_of_run_times_are_said_to_need_a_machine_of_their_own():
+    assert "of runs that shared card and cores with no other" in reproduce.notes(reproduce.entry("runtime"), [])[0]
+
+
 def test_an_unknown_name_gets_near_misses():
     assert "Did you mean ablation" in refused("reproduce", "ablaton")
     assert "Did you mean smoke?" in refused("reproduce", "list", "--scale", "smok")

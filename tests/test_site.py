@@ -194,6 +194,11 @@ def test_marks_stand_at_the_rows_that_they_belong_to(built):
         assert [flag for flag in FLAGS if f">{flag}</span>" in tr] == list(row.doubts)
 
 
+def test_the_page_says_what_seconds_do_not_tell(built):
+    costs = page(built).partition("<dt>Costs</dt>")[2].partition("</dd>")[0]
+    assert "runs that shared a card or cores took longer" in costs
+
+
 def test_every_flag_is_explained(built):
     text = html.unescape(page(built))
     used = {flag for row in site.as_shown(rows_of(entries())) for flag in row.doubts}

@@ -257,6 +257,11 @@ def stats(
         )
         console.out.print(comparison.diagram(ranking), markup=False, soft_wrap=True)
     for measure, results in budgets.items():
+        if measure == "seconds" and results:
+            line(
+                "note",
+                "seconds are wall time: of runs that shared a card or cores, which no run records, they are more",
+            )
         for one in results:
             _print_budget(measure, one)
 

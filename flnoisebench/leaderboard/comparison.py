@@ -284,7 +284,8 @@ class Reached:
 @dataclass(frozen=True)
 class EqualBudget:
     """One arena at an equal budget: the least that any complete run in it spent.  where: the arena in words, with what
-    tells it from the others.  hardware: seconds are compared on one machine; left_out: rows that have no run on it."""
+    tells it from the others.  hardware: seconds are compared on one machine; left_out: rows that have no run on it.
+    How many runs shared a card or cores is recorded nowhere, and can make twice the seconds of the same work."""
 
     where: str
     dataset: str

@@ -120,7 +120,9 @@ class Row(Config):
     bytes_down: int | None = Field(..., unit="bytes", why="payload of all messages of a run")
     images_trained: int | None = Field(..., unit="images", why="passed an encoder with gradient, in a run")
     images_passed: int | None = Field(..., unit="images", why="passed an encoder without gradient, in a run")
-    seconds_per_round: float | None = Field(..., unit="s", why="wall time, with evaluation and digests")
+    seconds_per_round: float | None = Field(
+        ..., unit="s", why="wall time, with evaluation and digests, beside whatever else ran there"
+    )
     peak_memory: int | None = Field(..., unit="bytes", why="of the device, or of the process on a CPU")
     bytes_up_ratio: float | None = Field(
         ..., unit="times the reference", why="mean over pairs of runs of a draw on the same hardware; so all ratios"
