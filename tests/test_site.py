@@ -567,6 +567,8 @@ def test_the_figures_show_the_rows_with_single_runs_open_and_oracles_dashed(brow
     browser.choose("choices", "level", "(.4, .7)")
     browser.wait("document.querySelector('#learning [aria-description=oracles] path') !== null")
     assert browser.js(count, "#learning [aria-description=methods] path") == 3
+    assert browser.js(count, "#learning [aria-description='several runs'] path") == 2  # a symbol at each curve's end
+    assert browser.js(count, "#learning [aria-description='one run'] path") == 2
     assert browser.find("#learning [aria-description=oracles]").get_attribute("stroke-dasharray") == "6 4"
     full = browser.js("return getComputedStyle(document.querySelector(arguments[0])).fill",
                       "#robustness [aria-description='one run'] path")  # fmt: skip

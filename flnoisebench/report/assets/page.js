@@ -282,15 +282,22 @@ const flnoisebench = (() => {
 
   const MARK = { r: 5, strokeWidth: 1.75 };
 
-  /** Marks of points at (x, accuracy): bars of a deviation; full for several runs, open for one. */
+  /** The series' symbols: full for several runs, open for one. */
+  function symbols(points, y) {
+    const base = { x: "x", y, symbol: "series", stroke: "series", ...MARK };
+    return [
+      Plot.dot(points.filter((point) => point.n > 1), { ...base, fill: "series", ariaDescription: "several runs" }),
+      Plot.dot(points.filter((point) => point.n === 1), { ...base, fill: "var(--background)", ariaDescription: "one run" }),
+    ];
+  }
+
+  /** Marks of points at (x, accuracy), with bars of a deviation. */
   function dots(points, title) {
-    const base = { x: "x", y: "accuracy", symbol: "series", stroke: "series", ...MARK };
     return [
       Plot.ruleX(points.filter((point) => point.spread !== null), {
         x: "x", y1: (point) => point.accuracy - point.spread, y2: (point) => point.accuracy + point.spread, stroke: "series",
       }),
-      Plot.dot(points.filter((point) => point.n > 1), { ...base, fill: "series", ariaDescription: "several runs" }),
-      Plot.dot(points.filter((point) => point.n === 1), { ...base, fill: "var(--background)", ariaDescription: "one run" }),
+      ...symbols(points, "accuracy"),
       Plot.tip(points, Plot.pointer({ x: "x", y: "accuracy", title })),
     ];
   }
@@ -382,6 +389,7 @@ const flnoisebench = (() => {
           x: "x", y1: (one) => one.y - one.deviation, y2: (one) => one.y + one.deviation, z: "series", fill: "series", fillOpacity: 0.15,
         }),
         ...lines(points, "y"),
+        ...symbols(points.filter((one) => one.listed), "y"),  // at the ends: more than 8 methods share colours
         Plot.tip(points, Plot.pointer({
           x: "x", y: "y", title: (one) => `${one.series}\nround ${one.round}\n${one.y.toFixed(2)} %\n${one.about}`,
         })),
