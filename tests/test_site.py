@@ -606,6 +606,19 @@ def test_the_legend_takes_a_method_out_of_all_figures(browser, url):
 
 
 @needs_browser
+def test_draws_of_one_level_that_are_hardly_noisier_are_drawn_beside_each_other(chromium, tmp_path):
+    runs = [run((60.0,), wrong=34.91), run((70.0,), method="fedcova", wrong=34.99)]
+    site.write(saved(runs, tmp_path / "leaderboards"), tmp_path / "site")
+    page = Browser(chromium).open((tmp_path / "site" / "index.html").as_uri())
+    page.wait(DRAWN)
+    left = page.js("""return [...document.querySelectorAll("#robustness [aria-label=dot] path")].map((path) =>
+        path.getBoundingClientRect().left)""")
+    width = page.find("#robustness svg").rect["width"]
+    assert len(left) == 2
+    assert abs(left[0] - left[1]) < 0.1 * width
+
+
+@needs_browser
 def test_another_data_set_is_loaded_when_its_figures_are_asked_for(browser, url):
     browser.open(url).wait(DRAWN)
     browser.choose("filters", "dataset", "cifar10")

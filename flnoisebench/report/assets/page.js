@@ -352,12 +352,14 @@ const flnoisebench = (() => {
   function drawRobustness(rows) {
     const points = rows.map((row) => point(row, row.label_noise_before)).filter((one) => one.x !== null);
     points.sort((a, b) => d3.ascending(a.series, b.series) || a.x - b.x);
+    const [low, high] = d3.extent(points, (one) => one.x);  // of one level the draws differ by hundredths of a point
+    const domain = high - low < 2 ? { domain: [(low + high) / 2 - 1, (low + high) / 2 + 1] } : {};
     show("robustness", points, [
       ["method", (one) => one.series], ["level", (one) => one.level], ["wrong labels, %", (one) => one.x.toFixed(1)],
       ["accuracy, %", accuracyText], ["marks", (one) => one.about],
     ], {
       label: "Accuracy over the share of wrong labels, a line a method",
-      x: { label: "wrong labels in the scenario, %", nice: true },
+      x: { label: "wrong labels in the scenario, %", nice: true, ...domain },
       y: { label: "accuracy, %" },
       marks: [
         ...lines(points, "accuracy"),
