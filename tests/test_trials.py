@@ -125,6 +125,11 @@ def test_the_log_has_every_run_with_what_it_takes_to_try_it_again(swept, tmp_pat
         ),
         ("[0.03, 0.1]", '[0.03, 0.1]\n[[exclude]]\nmethod = "fedavg"\ndraw = 21', "draw 21, seed 0"),
         ("[0.03, 0.1]", "[0.03, 0.2]", "4 of 8 runs are not over"),
+        (
+            "[0.03, 0.1]",
+            '[0.03, 0.1]\n[[include]]\nmethod = "fedavg-ema"\noracle = "clean-samples"',
+            "share one oracle",
+        ),
         ("method", "metod", "did you mean"),
     ],
 )
