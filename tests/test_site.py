@@ -556,6 +556,21 @@ def test_a_rows_details_are_all_its_columns(browser, url):
 
 
 @needs_browser
+def test_a_rows_details_are_seen_whole_however_far_the_table_is_scrolled(browser, url):
+    browser.open(url).wait(DRAWN)
+    browser.click("#r0 .more")
+    browser.wait("document.querySelector('.facts') !== null")
+    ends = """const scroll = document.querySelector("#leaderboard .scroll"); scroll.scrollLeft = arguments[0];
+        const boxes = [...document.querySelectorAll(".facts > div")].map((box) => box.getBoundingClientRect());
+        return [scroll.scrollLeft, Math.min(...boxes.map((box) => box.left)),
+            Math.max(...boxes.map((box) => box.right))]"""
+    for place in (0, 400):
+        scrolled, left, right = browser.js(ends, place)
+        assert scrolled == place
+        assert 0 <= left < right <= 1300
+
+
+@needs_browser
 def test_the_figures_show_the_rows_with_single_runs_open_and_oracles_dashed(browser, url):
     browser.open(url).wait(DRAWN)
     count = "return document.querySelectorAll(arguments[0]).length"
