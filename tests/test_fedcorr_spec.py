@@ -21,7 +21,7 @@ import torch.nn.functional as F  # noqa: N812
 from flnoisebench_methods.fedavg import FedAvg
 
 from flnoisebench import records, runtime
-from flnoisebench.api import Batch, Plan, Rounds, Server, Upload, cross_entropy
+from flnoisebench.api import Batch, Plan, Rounds, Server, Upload, cross_entropy, weights
 from flnoisebench.checkpoint import Checkpoint
 from flnoisebench.engine import Lane, Look, images_of
 from flnoisebench.executors import Job, Outcome, perform
@@ -100,6 +100,15 @@ def test_distances_in_blocks_are_those_in_one_piece_and_a_row_is_at_zero_from_it
     assert torch.equal(fc.dimensions(p, 20), whole)
     assert max(shapes) == 7
     assert sum(shapes) == 300
+
+
+@pytest.mark.parametrize(("margin", "mean"), [(10, 5.31), (20, 0.23)])
+def test_the_dimension_of_confident_predictions(margin, mean):
+    """The specification's pitfalls 4 and 6: at 10 distances by matrix product in fp32 give 2.39, at 20 EPS rules."""
+    rng = torch.Generator().manual_seed(0)
+    z = torch.randn(2500, 10, generator=rng, dtype=f64)
+    z[torch.arange(2500), torch.randint(10, (2500,), generator=rng)] += margin
+    assert fc.dimensions(z.softmax(1), 20).mean().item() == pytest.approx(mean, rel=0.1)  # their draw is not given
 
 
 def test_the_dimension_stays_finite_and_not_negative_for_duplicates_equal_distances_and_few_samples():
@@ -256,6 +265,17 @@ def test_spec_F9_no_nan_where_the_weights_are_those_received(step):
     assert network.w.grad.tolist() == [0.0, 0.0]
 
 
+def test_the_proximal_norm_is_over_parameters_and_not_over_running_statistics():
+    network, batch = torch.nn.BatchNorm1d(3), scored(step=1)
+    given = {"pull": torch.tensor(1.5), "anchor": weights(network)}
+    start = network.running_var.clone()
+    network(batch.x)
+    assert not torch.equal(network.running_var, start)
+    expected = cross_entropy(network, batch).item()
+    for name in ("near", "near_squared"):
+        assert getattr(fc, name)(network, dataclasses.replace(batch, given=given)).item() == expected
+
+
 def test_mixup_mixes_images_and_losses_by_one_weight():
     network = Point([0.0, 0.0])
     keys = torch.tensor([0.9, 0.1, 0.0])  # of a batch of two the order is 1, 0; the third key is of a wider batch
@@ -305,6 +325,20 @@ def test_spec_F8_the_model_passes_from_client_to_client():
         passed.append(state["weights"]["x"].item())
     assert passed == [3, 4, 6]
     assert (state["seen"], state["lid"]) == ([2, 0, 1], [0.0, 1.0, 2.0])
+
+
+def test_spec_F7_F8_clients_that_train_together_are_averaged_by_size():
+    def together(sizes, results):
+        method = made(T1=1, together=3)
+        uploads = [
+            Upload(k, n, {"weights": {"x": torch.tensor(x)}, "lid": 1.0})
+            for k, (n, x) in enumerate(zip(sizes, results, strict=True))
+        ]
+        state = method.aggregate(state_of([0.0]), uploads, server_of(method, role="aggregate"))
+        return state["weights"]["x"].tolist()
+
+    assert together((10, 10, 10), ([1.0], [2.0], [3.0])) == [2.0]  # one after the other gives 6
+    assert together((100, 300), ([1.0, 2.0], [3.0, 6.0])) == [2.5, 5.0]
 
 
 def test_dimensions_add_up_over_iterations_noise_levels_do_not():
@@ -361,6 +395,30 @@ def test_stage_2_takes_part_of_them_under_partial_participation_and_never_more_t
     assert len(half.cohort) == 2
     assert {*half.cohort} <= {0, 2, 4, 6}
     assert list(second_stage(mu, participation=0.9)[0].cohort) == [0, 2, 4, 6]
+
+
+def test_stage_2_draws_anew_among_them_every_round():
+    mu = [0.0, 0.5, 0.0, 0.5, 0.0, 0.5, 0.0, 0.5]
+    method, state = made(T1=1, T2=10), state_of([0.0], 8, mu=mu, noisy=[1, 3, 5, 7])
+    options = {"clients": 8, "rounds": 20, "participation": 0.25}
+    cohorts = {tuple(method.plan(state, server_of(method, round=r, **options)).cohort) for r in range(1, 11)}
+    assert len(cohorts) > 1
+    assert {k for cohort in cohorts for k in cohort} == {0, 2, 4, 6}
+
+
+@pytest.mark.parametrize("round", [1, 2], ids=["stage 2", "stage 3"])
+def test_after_stage_1_no_client_has_a_proximal_term(round):
+    method, state = made(T1=1, T2=1), state_of([0.0], mu=[0.05, 0.5, 0.0], noisy=[0, 1])
+    plan = method.plan(state, server_of(method, round=round))
+    assert (plan.task, plan.message, dict(plan.private)) == ("train", {"weights": state["weights"]}, {})
+    assert list(plan.cohort) == ([0, 2] if round == 1 else [0, 1, 2])
+
+
+def test_after_stage_2_the_noisy_clients_relabel_and_not_those_that_did_not_train():
+    method, state = made(T1=1, T2=1), state_of([0.0], mu=[0.05, 0.5, 0.0], noisy=[0, 1])
+    assert not method.plan(state, server_of(method, round=1)).closes_round
+    plan = method.plan(state, server_of(method, round=1, exchange=1))
+    assert (plan.task, list(plan.cohort), plan.closes_round) == ("correct", [0, 1], True)
 
 
 def test_without_a_client_of_a_low_noise_level_the_better_half_trains_and_the_record_says_so():
@@ -474,6 +532,22 @@ def test_the_proximal_term_is_there_only_with_a_noise_level_and_holds_the_weight
     )
     held = turn_of("turn", {"mu": 0.5}, None, settings={"beta": 2.0})
     assert held.reply.metrics["distance"] < free.reply.metrics["distance"]
+
+
+@pytest.mark.parametrize("task", ["turn", "train"])
+def test_a_client_trains_and_is_scored_on_its_corrected_labels(task):
+    def answer(state, **options):
+        outcome = turn_of(task, {"mu": 0.0} if task == "turn" else {}, state, **options)
+        upload = outcome.reply.upload
+        return (upload["weights"] if task == "turn" else upload), outcome
+
+    corrected = (torch.arange(72) + 1) % 3
+    wanted, fresh = answer(None, given=corrected)  # a client that was given them
+    found, later = answer({"labels": corrected[::3], "losses": None})
+    assert all(torch.equal(wanted[name], found[name]) for name in wanted)
+    if task == "turn":
+        assert torch.equal(fresh.state["losses"], later.state["losses"])
+        assert torch.equal(later.state["labels"], corrected[::3])
 
 
 @pytest.mark.parametrize("on_probs", [True, False])
