@@ -87,8 +87,13 @@ class Folder(Dataset):
     def check(self, root: Path, progress: Progress) -> Iterator[Finding]:
         """All images that cannot be decoded; ``load`` names the first."""
         parts = [Path(root).absolute() / part for part in ("train", "test", "public")]
-        files = sorted(file for part in parts for file in part.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
+        found = ((part, file) for part in parts for file in part.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
+        files = sorted(file for part, file in found if not _hidden(file.relative_to(part)))
         yield from (Finding("problem", problem) for problem in undecodable(files))
+
+
+def _hidden(path: Path) -> bool:
+    return any(name.startswith(".") for name in path.parts)
 
 
 def _classes(part: Path) -> dict[str, list[Path]]:

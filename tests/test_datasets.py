@@ -665,7 +665,9 @@ def test_hidden_and_foreign_files_are_passed_over(images):
     (images / "train" / "ant" / ".hidden.png").write_bytes(b"x")
     (images / "train" / "ant" / "notes.txt").write_text("x")
     (images / "train" / ".cache").mkdir()
+    (images / "train" / ".cache" / "1.png").write_bytes(b"x")
     assert len(Folder().load(images).train_labels) == 6
+    assert list(Folder().check(images, lambda *_: None)) == []  # of no file that no run reads
 
 
 def test_many_files_keep_their_order_across_threads(images):
