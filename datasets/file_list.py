@@ -11,6 +11,7 @@ detections and corrections are measured against; who holds what, where the data 
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ from flnoisebench.api import (
     near,
     read_settings,
     refuse_shared,
+    some,
     undecodable,
 )
 
@@ -103,6 +105,8 @@ class FileList(Dataset):
         yield from (Finding("problem", problem) for problem in undecodable(file for file in files if file.is_file()))
         if train.clients:
             yield Finding("note", f"the list names {len(set(train.clients))} clients: --partition natural takes them")
+            if lone := sorted(name for name, samples in Counter(train.clients).items() if samples == 1):
+                yield Finding("note", f"clients of a single sample, which --min-size 1 takes too: {some(lone)}")
         if train.true_labels:
             wrong = sum(a != b for a, b in zip(train.labels, train.true_labels, strict=False))
             yield Finding("note", f"{wrong} of {len(train.labels)} labels are not the true ones")

@@ -134,6 +134,20 @@ def test_check_says_how_many_clients_and_wrong_labels_a_list_names(lists):
     text = done("data", "check", "file-list", "--data-root", lists)
     assert "the list names 2 clients: --partition natural takes them" in text
     assert "2 of 6 labels are not the true ones" in text
+    assert "single sample" not in text
+
+
+def test_a_client_of_a_single_sample_is_named_with_what_takes_it(lists):
+    lines = (lists / "train.csv").read_text().splitlines()
+    lines[1] = lines[1].removesuffix("10") + "alone"
+    (lists / "train.csv").write_text("\n".join(lines) + "\n")
+    text = done("data", "check", "file-list", "--data-root", lists)
+    assert "clients of a single sample, which --min-size 1 takes too: 10, alone" in text
+    words = ("run", "--method", "fedavg", "--dataset", "file-list", "--data-root", lists, "--partition", "natural",
+             "--rounds", "1", "--set", "protocol.model=mlp", "--out", lists / "runs")  # fmt: skip
+    assert "2 of 3 clients have fewer than min_size=2 samples" in (said := refused(*words))
+    assert "--min-size 1" in said
+    done(*words, "--min-size", "1")
 
 
 def test_check_names_every_image_that_cannot_be_decoded(lists):

@@ -295,7 +295,7 @@ def test_a_csv_split_is_taken_exactly_and_a_bad_line_is_named(tmp_path):
     assert split(spec, balanced(100, 10), 10, 7, STREAM, owners=read).tolist() == owners.tolist()
     with pytest.raises(ValueError, match="names 7 clients, and clients=5: set clients to 7"):
         split(spec, balanced(100, 10), 10, 5, STREAM, owners=read)
-    with pytest.raises(ValueError, match=r"client \d has 14 samples, and min_size=15"):
+    with pytest.raises(ValueError, match=r"fewer than min_size=15 samples \(client \d, .*: 14\): .*--min-size 14"):
         split(spec.model_copy(update={"min_size": 15}), balanced(100, 10), 10, 7, STREAM, owners=read)
     for broken, message in (
         (["i,c", *lines], r"split\.csv:1: the first line must be 'index,client'"),

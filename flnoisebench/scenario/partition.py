@@ -236,9 +236,11 @@ def _taken(spec: Partition, owners: Ints | None, samples: int, clients: int) -> 
         raise ValueError(f"{source} names {named} clients, and clients={clients}: set clients to {named}")
     counts = np.bincount(owners, minlength=clients)
     if counts.min() < spec.min_size:
+        smallest, few = int(counts.min()), int((counts < spec.min_size).sum())
         raise ValueError(
-            f"{source}: client {int(counts.argmin())} has {int(counts.min())} samples, and min_size={spec.min_size} "
-            "are wanted: lower min_size, or join small clients"
+            f"{source}: {few} of {clients} clients have fewer than min_size={spec.min_size} samples (client "
+            f"{int(counts.argmin())}, counted from 0: {smallest}): join small clients"
+            + (f", or take them as they are with --min-size {smallest}" if smallest else "")
         )
     return owners.astype(np.int64)  # a copy
 
