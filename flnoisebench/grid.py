@@ -33,7 +33,7 @@ from flnoisebench import registry
 from flnoisebench.settings import OPTIONS, Settings, assignments, flat, from_options, overlaid, read_toml
 
 SEVERAL = tuple(name for name, kind in OPTIONS.items() if kind is list)  # set, noise_set, partition_set
-SHOWN = 10  # wrong combinations in one message
+SHOWN = 10  # mistakes in one message
 
 # Said once for the whole sweep, on the command line.
 ELSEWHERE = ("device", "lanes", "executor", "data_root", "out", "retry", "log_to", "json", "config")
@@ -44,7 +44,7 @@ Point = dict[str, Any]  # {"method": "fedavg", "set.alpha": 2, ...}: one combina
 def load(path: Path, *, device: str, data_root: Path | None = None) -> list[Settings]:
     """The runs of a grid file.  device: ``cpu`` or ``cuda``, and data_root, as in ``settings.from_options``.
 
-    Raises ValueError that names the file and every wrong combination (the first SHOWN of them).
+    Raises ValueError that names the file and every mistake (the first SHOWN of them) with a combination.
     """
     content = read_toml(path)
     try:
@@ -70,7 +70,8 @@ def expand(content: Mapping[str, Any]) -> list[dict[str, Any]]:
                 raise ValueError(f"[[exclude]] {number}: {registry.unknown('key of this grid', name, axes)}")
         left = [point for point in points if not all(point[name] in values for name, values in wanted.items())]
         if len(left) == len(points):
-            raise ValueError(f"[[exclude]] {number} leaves out nothing: no combination agrees with {dict(table)}")
+            agreed = " ".join(f"{name}={value}" for name, values in wanted.items() for value in values)
+            raise ValueError(f"[[exclude]] {number} leaves out nothing: no combination agrees with {agreed}")
         points = left
     found = [_options(point) for point in points]
     for number, table in enumerate(_tables(content, "include"), 1):
@@ -85,18 +86,23 @@ def expand(content: Mapping[str, Any]) -> list[dict[str, Any]]:
 def runs_of(combinations: Iterable[Mapping[str, Any]], *, device: str, data_root: Path | None = None) -> list[Settings]:
     """Settings of every combination; what comes to the same run comes once.  Raises ValueError as ``load`` does."""
     found: dict[Path, Settings] = {}
-    wrong: list[str] = []
+    wrong: dict[str, list[str]] = {}  # {what is wrong: the combinations}: often all have the same mistake
     for options in combinations:
         try:
             settings = from_options(options, device=device, data_root=data_root)
         except ValueError as error:
-            wrong.append(f"{said(options)}: {error}")
+            wrong.setdefault(str(error), []).append(said(options))
         else:
             found.setdefault(settings.folder(Path()), settings)
     if wrong:
-        more = f"\n  and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
-        count = "1 combination cannot" if len(wrong) == 1 else f"{len(wrong)} combinations cannot"
-        raise ValueError(f"{count} be run:\n  " + "\n  ".join(wrong[:SHOWN]) + more)
+        lines = [
+            places[0] + (f" and {len(places) - 1} more" if len(places) > 1 else "") + f": {error}"
+            for error, places in wrong.items()
+        ]
+        more = f"\n  and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
+        total = sum(map(len, wrong.values()))
+        count = "1 combination cannot" if total == 1 else f"{total} combinations cannot"
+        raise ValueError(f"{count} be run:\n  " + "\n  ".join(lines[:SHOWN]) + more)
     return list(found.values())
 
 

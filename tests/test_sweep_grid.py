@@ -104,7 +104,7 @@ def test_what_comes_to_the_same_run_comes_once():
         ("set = [3]", "set = 3: write"),
         ('[exclude]\nmethod = "fedavg"', "exclude is written as a table in two pairs of brackets: [[exclude]]"),
         ('seed = [0, 1]\n[[exclude]]\nmethod = "fedavg"', "unknown key of this grid 'method'"),
-        ("seed = [0, 1]\n[[exclude]]\nseed = 2", "[[exclude]] 1 leaves out nothing"),
+        ("seed = [0, 1]\n[[exclude]]\nseed = 2", "[[exclude]] 1 leaves out nothing: no combination agrees with seed=2"),
         ("seed = [0]\n[[exclude]]\nseed = 0", "this grid names no run"),
         ("", "this grid names no run"),
         ("seed = [0\nmethod = 1", "is not TOML"),
@@ -130,6 +130,15 @@ def test_every_wrong_combination_is_named_up_to_ten():
     assert "seed=-10:" in str(caught.value)
     assert "seed=-11:" not in str(caught.value)
     assert "and 2 more" in str(caught.value)
+
+
+def test_a_mistake_that_all_combinations_have_is_said_once(tmp_path):
+    path = tmp_path / "grid.toml"
+    path.write_text('method = ["fedavg", "fedcova"]\ndraw = [0, 1, 2]\nset.protocol.optimiser.l = 0.1')
+    message = refused("sweep", path, "--out", tmp_path / "out")
+    assert "6 combinations cannot be run" in message
+    assert "draw=0 set: protocol.optimiser.l=0.1 and 5 more: protocol digits: unknown setting" in message
+    assert message.count("unknown setting") == 1
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
