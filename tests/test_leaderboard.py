@@ -452,7 +452,7 @@ def test_a_table_that_was_edited_is_neither_printed_nor_compared_nor_run_again(c
     edit(sound, 1, "accuracy_mean", "99")
     said = refused("leaderboard", command, *words)
     assert "are not what the results beside them give (first: digits, " in said
-    assert f"`leaderboard verify {sound}` says where" in said
+    assert f"`leaderboard verify {sound}` says where; `leaderboard build --out {sound}` derives them anew" in said
     saved([entry(FULL, method=m, draw=d) for m in ("fedavg", "fedcova") for d in (0, 1)], sound)
     path = sound / "digits.csv"
     header, first, second = path.read_text().splitlines()
@@ -516,6 +516,16 @@ def test_missing_added_doubled_and_unsorted_rows_are_found(sound):
     assert f"line 2: has {len(COLUMNS) + 1} cells" in " ".join(errors(sound))
     path.unlink()
     assert "digits.csv: is missing" in " ".join(errors(sound))
+
+
+def test_an_entry_that_is_lost_is_named_before_the_cells_that_follow_from_it(sound):
+    (path,) = sound.rglob("fedcova/*/draw1-seed0.json")
+    path.unlink()
+    first, *cells = errors(sound)
+    assert "digits.csv, line 3: results/digits/" in first
+    assert f"has no sound entry of fedcova ({path.parent.name}) for draw-seed 1-0, which this row names" in first
+    assert any("column n: 2 stands there" in cell for cell in cells)
+    assert not any("no sound entry" in cell for cell in cells)
 
 
 def test_a_draw_with_other_labels_between_methods_is_found(tmp_path):

@@ -146,8 +146,8 @@ def read(leaderboards: Path, dataset: str | None = None) -> tuple[list[Row], lis
         differing = [row for row in rows if row not in wanted] or [row for row in wanted if row not in rows]
         which = f" (first: {differing[0].dataset}, {differing[0].scenario}, {differing[0].name})" if differing else ""
         raise ValueError(
-            f"the tables in {leaderboards} are not what the results beside them give{which}. "
-            f"`leaderboard verify {leaderboards}` says where; `leaderboard build RUNS` derives them anew"
+            f"the tables in {leaderboards} are not what the results beside them give{which}. `leaderboard verify "
+            f"{leaderboards}` says where; `leaderboard build --out {leaderboards}` derives them anew"
         )
     return rows, found
 
@@ -276,11 +276,23 @@ def _parse(path: Path) -> tuple[list[Line], list[Problem]]:
     return lines, problems
 
 
+def _runs(row: Row) -> set[str]:
+    return {run.partition(":")[0] for run in row.run_digests.split()}
+
+
 def _recomputed(path: Path, lines: Sequence[Line], wanted: Sequence[Row]) -> list[Problem]:
     """Each cell held against what the entries give."""
     problems: list[Problem] = []
     known = {row.cell: row for row in wanted}
     seen: dict[tuple[str, ...], int] = {}
+    for number, row in lines:  # first what is the reason for wrong cells, here and in the ratios of other rows
+        same = known.get(row.cell)
+        if same is not None and (lost := _runs(row) - _runs(same)):
+            what = (
+                f"{RESULTS}/{row.dataset}/{row.scenario} has no sound entry of {row.method} ({row.settings}) for "
+                f"draw-seed {' '.join(sorted(lost))}, which this row names"
+            )
+            problems.append(Problem("error", path, number, "", what))
     for number, row in lines:
         same = known.get(row.cell)
         if same is None:
