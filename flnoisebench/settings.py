@@ -90,7 +90,7 @@ CHOICES = get_args(Settings.model_fields["choices"].annotation)
 def read_toml(path: Path) -> dict[str, Any]:
     """The content of a file that a person wrote.  Raises ValueError that says why it cannot be read."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:  # not UTF-8, or not TOML

@@ -601,6 +601,8 @@ def test_a_table_keeps_strings_numbers_and_truth_values(plugin):
         ("config = 'other.toml'", "unknown option 'config'"),
         ("method = ", "run.toml is not TOML"),
         ("[noise]\nrho = 0.5", "noise is one value, not a table"),
+        ("seed = [0, 1]", "seed is one value, not a list; `flnoisebench sweep` runs a grid"),
+        ("\ufeffrounds = 0", "'--rounds'"),  # a byte order mark, as Windows writes it
         ("rounds = 'many'", "'--rounds'"),
         ("rounds = 0", "'--rounds'"),
         ("[set]\nalhpa = 2", "unknown setting 'alhpa'"),

@@ -565,6 +565,7 @@ def test_a_law_is_said_in_a_toml_file(tmp_path, monkeypatch):
     assert spec.noise.mixture[1].tau == 0.3
     for text, message in (
         ("rho = ", "is not TOML"),
+        ("\ufeffrhoo = 1", "Did you mean rho"),  # a byte order mark, as Windows writes it
         ("rhoo = 1", "Did you mean rho"),
         ("rho = 2", "less than or equal to 1"),
         ('preset = "fedcov"', "Did you mean fedcorr"),

@@ -44,6 +44,8 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
             if not known[key].multiple:
                 console.fail(f"--config {path}: {name} is one value, not a table")
             value = assignments(value)
+        elif isinstance(value, list) and not known[key].multiple:
+            console.fail(f"--config {path}: {name} is one value, not a list; `flnoisebench sweep` runs a grid")
         defaults[known[key].name or key] = value
     context.default_map = {**(context.default_map or {}), **defaults}
     return path

@@ -429,7 +429,7 @@ def noise_from_file(path: Path, changes: Mapping[str, Any]) -> Noise:
     Raises ValueError, naming the file, where it cannot be read, and as ``noise_from`` does.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ValueError(f"noise {path}: cannot be read: {error.strerror}") from None
     except ValueError as error:  # not UTF-8, or not TOML
