@@ -162,6 +162,8 @@ def _read(path: Path, known: Sequence[str]) -> _List:
 
 
 def _check_columns(path: Path, columns: Sequence[str], known: Sequence[str]) -> None:
+    if len(columns) == 1 and (other := next((mark for mark in ";\t" if mark in columns[0]), "")):
+        raise ValueError(f"{path}, line 1: the columns are divided by {other!r}; write commas")
     for column in columns:
         if column not in known:
             hint = f"{near(column, known)} Known: {', '.join(known)}."

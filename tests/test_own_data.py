@@ -73,6 +73,7 @@ def test_classes_that_are_numbers_are_in_their_order(lists):
     ("file", "line", "text", "said"),
     [
         ("train.csv", 1, "path,lable,true_label,client", "line 1: unknown column 'lable'.*Did you mean label"),
+        ("train.csv", 1, "path;label;client", "line 1: the columns are divided by ';'; write commas"),
         ("train.csv", 1, "path,true_label,client", "line 1 must name the columns path,label"),
         ("train.csv", 3, "photos/1,x.png,dog,cat,9", "line 3 has not 4 fields .*quotes"),
         ("train.csv", 3, "photos/1.png,dog", "line 3 has not 4 fields"),
@@ -112,7 +113,7 @@ def test_the_lists_clients_and_truth_reach_the_run(lists, tmp_path):
     result = json.loads(out.splitlines()[-1])
     assert result["label_noise_before"] == pytest.approx(100 * 2 / 6, abs=1e-3)
     assert (result["class_names"], result["client_names"]) == (["cat", "dog"], ["9", "10"])
-    assert "unknown rate" in refused("run", *options, "--noise", "fedcova-sym")
+    assert "unknown rate: leave --noise out" in refused("run", *options, "--noise", "fedcova-sym")
 
 
 def test_an_oracle_takes_a_lists_own_truth_and_is_refused_without_one(lists, tmp_path):

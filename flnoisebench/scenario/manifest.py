@@ -180,7 +180,7 @@ def build(
     if not labels_are_true and spec.noise.clients != "none":
         raise ValueError(
             f"noise {spec.noise_name!r} on {spec.dataset}, whose labels may be wrong already, would have an unknown "
-            "rate: use the preset 'clean', which adds none"
+            "rate: leave --noise out, which adds none"
         )
     sources = sources or Sources()
     stream = ("scenario", spec.dataset, spec.draw)
