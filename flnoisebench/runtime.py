@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -53,6 +53,7 @@ from flnoisebench.trees import Tree
 
 TELLABLE = ("noise_rate", "noisy_clients")  # Scenario.told
 COUNTED = ("trained", "passed", "skipped")  # images, see RoundRecord
+Said = TypeVar("Said")
 EXECUTORS = ("auto", "serial", "threads", "processes", "debug")
 
 
@@ -322,6 +323,14 @@ def under_oracle(
     return arrays, (cleaned.scenario, cleaned.truth)
 
 
+def _said(read: Callable[[Path], Said], folder: Path) -> Said:
+    """What a run's folder says of itself; with advice where that is damaged."""
+    try:
+        return read(folder)
+    except ValueError as error:
+        raise ValueError(f"{error}; move {folder} away, or give this run another --out") from error
+
+
 def check_finished(
     folder: Path, settings: Settings, source: str, digests: Mapping[str, str], *, retry: bool = False
 ) -> None:
@@ -332,7 +341,7 @@ def check_finished(
     Raises AlreadyDone when there is a result, but ValueError when it is another run's, another code's or other data's:
     its numbers are not this run's.
     """
-    result = records.result_of(folder)
+    result = _said(records.result_of, folder)
     if result is None:
         return
     if not _same_run(settings, result.settings):  # a folder that was copied or renamed
@@ -839,7 +848,7 @@ class Run:
         path = self.folder / "settings.json"
         found = None
         if path.exists():
-            found = records.load_settings(self.folder)
+            found = _said(records.load_settings, self.folder)
             if not _same_run(self.settings, found):
                 raise ValueError(f"{path} describes another run; give this one another --out, or move that folder away")
         source, data = (self.folder / "checkpoint" / name for name in ("method.sha256", "data.json"))
