@@ -184,7 +184,8 @@ def _problems(root: Path, train: _List, test: _List) -> list[str]:
             if path in seen:
                 found.append(f"{here}: {path} is also in {seen[path]}")
             elif not (root / path).is_file():
-                found.append(f"{here}: there is no file {root / path}")
+                hint = " (folders are divided by / in a list)" if "\\" in path else ""
+                found.append(f"{here}: there is no file {root / path}{hint}")
             seen.setdefault(path, f"{part.path.name}, line {line}")
     trained = {*train.labels, *train.true_labels}
     for line, label in zip(test.lines, test.labels, strict=True):

@@ -80,6 +80,12 @@ def test_classes_that_are_numbers_are_in_their_order(lists):
         ("train.csv", 3, '"photos/1,x.png",,cat,9', "line 3: label is empty"),
         ("train.csv", 3, '"photos/0,x.png",dog,cat,9', "line 3: photos/0,x.png is also in train.csv, line 2"),
         ("train.csv", 3, '"photos/7,x.png",dog,cat,9', "line 3: there is no file .*photos/7,x.png"),
+        (
+            "train.csv",
+            3,
+            '"photos\\1,x.png",dog,cat,9',
+            r"no file .*1,x.png \(folders are divided by /",
+        ),
         ("test.csv", 2, '"photos/0,x.png",cat', "line 2: photos/0,x.png is also in train.csv, line 2"),
         ("test.csv", 2, "held/0.png,bird", "line 2: class 'bird' has no training image"),
         ("test.csv", 3, "held/1.png,cat", "has no image of class dog"),
