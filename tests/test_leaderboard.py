@@ -528,6 +528,14 @@ def test_an_entry_that_is_lost_is_named_before_the_cells_that_follow_from_it(sou
     assert not any("no sound entry" in cell for cell in cells)
 
 
+def test_errors_come_before_doubts_of_another_table(tmp_path):
+    folder = saved([entry(FULL), entry(dataset="cifar10")], tmp_path / "board")  # single draws
+    edit(folder, 0, "accuracy_mean", "99")
+    lines = call("leaderboard", "verify", folder).stdout.splitlines()
+    assert "digits.csv, line 2, column accuracy_mean" in lines[0]
+    assert any("cifar10.csv" in line for line in lines[1:])
+
+
 def test_a_draw_with_other_labels_between_methods_is_found(tmp_path):
     other = {"data": "d" * 64, "partition": "p" * 64, "labels": "x" * 64}
     same = {**other, "labels": "l" * 64}

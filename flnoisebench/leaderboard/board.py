@@ -180,7 +180,7 @@ Line = tuple[int, Row]
 
 
 def verify(leaderboards: Path, runs: Sequence[Path] = ()) -> list[Problem]:
-    """Everything that is wrong with a leaderboard, or to be doubted.
+    """Everything that is wrong with a leaderboard, then everything to be doubted.
 
     Every table must have Row's columns and values, sorted and written as ``build`` writes; every cell must follow from
     the entries; entries must lie where their settings say; data, owners and labels must be equal in all entries of a
@@ -220,7 +220,7 @@ def verify(leaderboards: Path, runs: Sequence[Path] = ()) -> list[Problem]:
         ]
     if runs:
         problems += _against_runs(entries, runs, leaderboards)
-    return problems
+    return sorted(problems, key=lambda one: one.level != "error")
 
 
 def _about_entry(path: Path, entry: Entry, leaderboards: Path) -> list[Problem]:
