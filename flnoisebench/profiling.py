@@ -1,15 +1,20 @@
-"""What a run costs: seconds by part, images, peak memory."""
+"""What a run costs: seconds by part, images, peak memory, and beside whom it ran."""
 
 from __future__ import annotations
 
 import resource
+import socket
 import sys
 import time
+import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
+
+SOCKETS = Path("/proc/net/unix")  # of this network namespace, all users'
 
 
 def synchronise(device: torch.device) -> None:
@@ -52,6 +57,46 @@ class Meter:
         taken.seconds, self.seconds = self.seconds, Counter()
         taken.images, self.images = self.images, Counter()
         return taken
+
+
+class Presence:
+    """Shows the host's other runs that this one is there, until ``close``, and sees them.
+
+    Two runs on one card take nearly twice as long each, so that seconds mean little where this is not known.  A run
+    shows by a socket whose name begins with its device's and belongs to no file: it goes with the process, however
+    that ends.  Only Linux has those, and another container's are not seen.
+    """
+
+    def __init__(self, devices: Iterable[torch.device]) -> None:
+        self._places = sorted({f"flnoisebench/{_identity(device)}/" for device in devices})
+        self._sockets: list[socket.socket] = []
+        for place in self._places if SOCKETS.exists() else ():
+            shown = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._sockets.append(shown)
+            try:
+                shown.bind(f"\0{place}{uuid.uuid4().hex}".encode())
+            except OSError:  # a sandbox may forbid it
+                self.close()
+                break
+
+    def sharing(self) -> str | None:
+        """``alone``, or ``beside others`` where another run is on one of the devices now; None where none is seen."""
+        if not self._sockets:
+            return None
+        shown = SOCKETS.read_text(errors="replace")
+        return "beside others" if any(shown.count(f"@{place}") > 1 for place in self._places) else "alone"
+
+    def close(self) -> None:
+        for shown in self._sockets:
+            shown.close()
+        self._sockets = []
+
+
+def _identity(device: torch.device) -> str:
+    """The same in every process; a GPU's number is not, under CUDA_VISIBLE_DEVICES."""
+    if device.type != "cuda":
+        return device.type
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", device))
 
 
 def peak_memory(device: torch.device) -> int:

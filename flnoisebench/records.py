@@ -158,7 +158,9 @@ class RunResult(Config):
     peak_memory: int = Field(..., unit="bytes", why="the highest of all rounds")
     digest: str = Field(..., why="of the whole run; equal for equal settings on equal hardware")
     environment: dict[str, Any] = Field(
-        ..., why="versions, commit, machine, device, lanes; earlier: the others that a run that was stopped had before"
+        ...,
+        why="versions, commit, machine, device, lanes; sharing: alone on its device, or beside others in some round, "
+        "null where that cannot be seen; earlier: the others that a run that was stopped had before",
     )
 
     @model_validator(mode="before")

@@ -44,7 +44,7 @@ from flnoisebench.executors import (
     traced,
 )  # fmt: skip
 from flnoisebench.imagefiles import reordered
-from flnoisebench.profiling import Meter, peak_memory, synchronise
+from flnoisebench.profiling import Meter, Presence, peak_memory, synchronise
 from flnoisebench.records import Accuracy, LastRounds, RoundRecord, RunResult
 from flnoisebench.scenario import oracle as oracles
 from flnoisebench.settings import SAID, Settings
@@ -558,12 +558,14 @@ class Run:
                 error.errno, f"cannot write in {self.folder}: {error.strerror}; choose another --out"
             ) from error
         executor: Executor | None = None
+        self._presence = Presence(self.devices)
         try:
             # again under the lock: another process may have ended the run since, and its result says where it was made
             check_finished(self.folder, self.settings, self._source, self._digests, retry=retry)
             commit = self._commit_to_resume(checkpoint)
             # of the code that was loaded: the files may be others by the time that the run ends
             self._environment = environment(self.devices, self._executor_kind, self._lanes, self._source)
+            self._environment["sharing"] = self._presence.sharing()
             (self.folder / "result.json").unlink(missing_ok=True)  # of the failed run that goes on
             for device in self.devices:
                 if device.type == "cuda":
@@ -591,6 +593,7 @@ class Run:
         finally:
             if executor is not None:
                 executor.close()
+            self._presence.close()
             checkpoint.close()
 
     def _home(self, commit: Commit) -> Commit:
@@ -789,6 +792,8 @@ class Run:
             peak_memory=max(peak_memory(device) for device in self.devices),
             digest=position.digest,
         )
+        if self._environment["sharing"] == "alone":  # once beside another, its seconds are not its own
+            self._environment["sharing"] = self._presence.sharing()
         totals = position.totals
         position.totals = {
             "bytes_up": totals["bytes_up"] + record.bytes_up,

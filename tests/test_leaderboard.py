@@ -69,6 +69,7 @@ def test_costs_are_relative_to_fedavg_in_the_same_draw_under_the_same_budget_on_
     apart = [
         entry(method="fedavg-relabel"),
         entry(environment={"processor": "Abacus 3001"}),
+        entry(environment={"sharing": "beside others"}),
         entry((1.0, 2.0, 3.0)),
         entry(oracle="clean-samples"),
         entry(draw=0, status="failed", seed=3),
@@ -157,6 +158,10 @@ def pair(**settings):
         # stopped, and gone on with elsewhere
         ("mixed-commits", pair(environment={"earlier": [{**ENVIRONMENT, "commit": "e" * 40}]})),
         ("mixed-hardware", pair(environment={"earlier": [{**ENVIRONMENT, "lanes": 2}]})),
+        *(
+            ("mixed-hardware", [pair()[0], entry(FULL, draw=1, environment={"sharing": sharing})])
+            for sharing in ("alone", "beside others")
+        ),
     ],
 )
 def test_what_is_to_be_doubted_is_flagged_and_nothing_else(flag, runs):

@@ -215,6 +215,10 @@ def test_seconds_are_compared_on_one_machine_only():
     assert [one.name for one in found.reached] == ["Fedavg", "Fedcova"]
     assert found.left_out == ("Fedavg-Relabel",)
     assert found.hardware == "cpu, Abacus 3000, serial, lanes 1"
+    here = {"sharing": "beside others"}
+    runs = [entry(method="fedcova"), entry(environment=here), entry(method="fedavg-relabel", environment=here)]
+    (found,) = comparison.equal_budget(rows_of(runs), runs, "seconds")
+    assert (found.left_out, found.hardware) == (("Fedcova",), "cpu, Abacus 3000, serial, lanes 1, beside others")
 
 
 # -------------------------------------------------------------------------------------------------------- tables

@@ -260,7 +260,7 @@ def stats(
         if measure == "seconds" and results:
             line(
                 "note",
-                "seconds are wall time: of runs that shared a card or cores, which no run records, they are more",
+                "seconds are wall time: of runs that shared a card or cores they are more, the more runs the more",
             )
         for one in results:
             _print_budget(measure, one)

@@ -285,7 +285,8 @@ class Reached:
 class EqualBudget:
     """One arena at an equal budget: the least that any complete run in it spent.  where: the arena in words, with what
     tells it from the others.  hardware: seconds are compared on one machine; left_out: rows that have no run on it.
-    How many runs shared a card or cores is recorded nowhere, and can make twice the seconds of the same work."""
+    It says whether a run was alone there, where the run recorded it, and not beside how many: on one card two take
+    nearly twice as long as one."""
 
     where: str
     dataset: str
@@ -335,9 +336,10 @@ def equal_budget(rows: Iterable[Row], entries: Sequence[Entry], measure: Measure
                 continue
             machine = max(sorted(machines), key=lambda one: len(machines[one]))
             runs = {row: [entry for entry in own if entry.hardware == machine] for row, own in runs.items()}
-            device, devices, processor, executor, lanes = machine
+            device, devices, processor, executor, lanes, sharing = machine
             several = f"{devices} devices" if devices not in ("", "1") else ""
-            hardware = ", ".join(filter(None, (device, several, processor, executor, lanes and f"lanes {lanes}")))
+            parts = (device, several, processor, executor, lanes and f"lanes {lanes}", sharing)
+            hardware = ", ".join(filter(None, parts))
         left_out = tuple(names[row] for row, own in runs.items() if not own)
         runs = {row: own for row, own in runs.items() if own}
         if len(runs) < 2:

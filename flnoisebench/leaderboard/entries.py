@@ -64,7 +64,7 @@ def sessions(environment: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def hardware(environment: Mapping[str, Any]) -> dict[str, str]:
     """What has to be equal for seconds to be comparable, by name, as text."""
-    names = ("device", "devices", "processor", "executor", "lanes")
+    names = ("device", "devices", "processor", "executor", "lanes", "sharing")
     return {name: _all(sessions(environment), name) for name in names}
 
 

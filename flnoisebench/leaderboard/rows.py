@@ -30,7 +30,7 @@ FLAGS = {  # what a reader has to know about a row, in this order
     "unstated-choices": "values were set by hand, and nobody said on what they were chosen",
     "mixed-commits": "its runs were made by different code",
     "uncommitted": "the code differed from its commit",
-    "mixed-hardware": "its costs are means over different machines",
+    "mixed-hardware": "its costs are means over different machines, or over runs alone there and beside others",
     "not-installable": "the method is a file without an entry point, so that nobody else can run it",
 }
 

@@ -1,0 +1,85 @@
+"""Beside whom a run ran."""
+
+import subprocess
+import sys
+import uuid
+
+import pytest
+import torch
+from fixture_methods import Averaging
+
+from flnoisebench import profiling
+from flnoisebench.testing import tiny_run
+
+CPU = torch.device("cpu")
+OTHER = """
+import sys, time, torch
+from flnoisebench import profiling
+profiling._identity = lambda device: sys.argv[1]
+shown = profiling.Presence([torch.device("cpu")])
+print(shown.sharing(), flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def place(monkeypatch):
+    """A device of this test's own: other runs of this host may be on the real one."""
+    name = f"test-{uuid.uuid4().hex}"
+    monkeypatch.setattr(profiling, "_identity", lambda device: f"{name}{device.index or ''}")
+    return name
+
+
+linux = pytest.mark.skipif(not profiling.SOCKETS.exists(), reason="only Linux shows who else is there")
+
+
+@linux
+def test_runs_see_each_other_on_a_device_that_they_share_and_on_no_other(place):
+    one = profiling.Presence([CPU])
+    assert one.sharing() == "alone"
+    elsewhere = profiling.Presence([torch.device("cpu", 1)])
+    assert (one.sharing(), elsewhere.sharing()) == ("alone", "alone")
+    both = profiling.Presence([CPU, torch.device("cpu", 1)])
+    assert [run.sharing() for run in (one, elsewhere, both)] == ["beside others"] * 3
+    both.close()
+    assert (one.sharing(), elsewhere.sharing()) == ("alone", "alone")
+    assert both.sharing() is None
+    one.close()
+    elsewhere.close()
+
+
+@linux
+def test_a_run_that_was_killed_is_gone(place):
+    here = profiling.Presence([CPU])
+    with subprocess.Popen([sys.executable, "-c", OTHER, place], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "beside others\n"
+        assert here.sharing() == "beside others"
+        other.kill()
+    assert here.sharing() == "alone"
+    here.close()
+
+
+def test_where_runs_cannot_be_seen_nothing_is_said(place, monkeypatch, tmp_path):
+    monkeypatch.setattr(profiling, "SOCKETS", tmp_path / "not here")
+    shown = profiling.Presence([CPU])
+    assert shown.sharing() is None
+    shown.close()
+
+
+@linux
+def test_a_result_says_whether_another_run_was_there_in_any_of_its_rounds(place, tmp_path):
+    alone = tiny_run(Averaging, tmp_path / "alone", rounds=2).execute()
+    assert alone.environment["sharing"] == "alone"
+
+    visitor = None
+
+    def visit(record):
+        nonlocal visitor
+        if record.round == 0:
+            visitor = profiling.Presence([CPU])
+        elif record.round == 1:
+            visitor.close()
+
+    visited = tiny_run(Averaging, tmp_path / "visited", rounds=4).execute(on_round=visit)
+    assert visited.environment["sharing"] == "beside others"
+    assert visited.digest == tiny_run(Averaging, tmp_path / "again", rounds=4).execute().digest
