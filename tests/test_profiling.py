@@ -60,7 +60,23 @@ def test_a_run_that_was_killed_is_gone(place):
 
 
 def test_where_runs_cannot_be_seen_nothing_is_said(place, monkeypatch, tmp_path):
-    monkeypatch.setattr(profiling, "SOCKETS", tmp_path / "not here")
+    before = profiling.Presence([CPU])
+    listing = tmp_path / "unix"
+    monkeypatch.setattr(profiling, "SOCKETS", listing)
+    shown = profiling.Presence([CPU])
+    assert (before.sharing(), shown.sharing()) == (None, None)
+    listing.write_text("Num RefCount Protocol Flags Type St Inode Path\n")  # a sandbox that lists no socket
+    assert before.sharing() is None
+    shown.close()
+    before.close()
+
+
+@linux
+def test_where_a_socket_cannot_be_bound_the_run_goes_on_unseen(place, monkeypatch):
+    def refuse(self, address):
+        raise PermissionError(13, "not in this sandbox")
+
+    monkeypatch.setattr(profiling.socket.socket, "bind", refuse)
     shown = profiling.Presence([CPU])
     assert shown.sharing() is None
     shown.close()
