@@ -2,6 +2,7 @@
 
 import fixture_methods
 import pytest
+import torch
 
 from flnoisebench import records, registry
 from flnoisebench.testing import tiny_run
@@ -13,6 +14,15 @@ def loaded():
     import sys
 
     return sys.modules[registry.load_method(f"{fixture_methods.__file__}:Averaging").__module__]
+
+
+@pytest.fixture
+def one_thread():
+    """Small matrices are slower on two threads than on one: 40 times so on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -34,12 +34,7 @@ f64 = torch.float64
 NOISE = {"noise_rate": 0.3}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def rows(*values: list[float]) -> torch.Tensor:

@@ -20,12 +20,7 @@ sys.modules[_spec.name] = fr  # where pydantic looks up the annotations of Setti
 _spec.loader.exec_module(fr)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def made(**settings):

@@ -28,12 +28,7 @@ LOSSES = {
 every_variant = pytest.mark.parametrize("method", VARIANTS, ids=lambda method: method.__name__)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Normed(fv.FedAvgMixup):

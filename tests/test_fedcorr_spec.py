@@ -38,13 +38,7 @@ FedCorr, Settings = fc.FedCorr, fc.Settings
 f64 = torch.float64
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Small tensors are slower on two threads than on one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def made(**settings: Any) -> FedCorr:

@@ -36,13 +36,7 @@ FedCova, Settings = fc.FedCova, fc.Settings
 f64 = torch.float64
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Matrices of 8 x 8 are slower on two threads than on one: 40 times so on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def generator(seed: int) -> torch.Generator:

@@ -16,12 +16,7 @@ from flnoisebench.testing import tiny_arrays, tiny_engine, tiny_run, watch_losse
 POS = {"distill": "positive", "distill_steps": 5, "distill_batch": 8}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,7 @@ f64 = torch.float64
 BUSY = {"threshold": 1.0, "confidence": 0.4, "distill_steps": 4, "distill_batch": 8, "agreement": 0.0}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # ------------------------------------------------------------------------------------------------ uncertainty

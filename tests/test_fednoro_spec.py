@@ -39,14 +39,13 @@ f64 = torch.float64
 INF = float("inf")
 
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
 @pytest.fixture(autouse=True)
-def _one_thread():
-    """Small matrices are slower on two threads than on one: 40 times so on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with threadpool_limits(1):  # scikit-learn's threads wait for each other too
+def _one_thread_of_scikit_learn():
+    with threadpool_limits(1):  # its threads wait for each other too
         yield
-    torch.set_num_threads(threads)
 
 
 def close(tensor: torch.Tensor, expected: list, digits: float = 5e-7) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 from command_line import done, refused, rows
 
 from flnoisebench import claims, papers, published, records, registry, reproduce, runtime
@@ -18,9 +17,7 @@ from flnoisebench.reproduce import Line
 NOWHERE = Path("no-data")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def finished(entry, out, draws=None):

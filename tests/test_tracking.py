@@ -4,7 +4,6 @@ import os
 import sys
 
 import pytest
-import torch
 from command_line import call, done, only_run, refused, rows
 
 from flnoisebench import records, registry, runtime, tracking
@@ -12,9 +11,7 @@ from flnoisebench import records, registry, runtime, tracking
 RUN = ("run", "--method", "fedcova", "--rounds", 4, "--clients", 5)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Memory:
