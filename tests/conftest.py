@@ -1,10 +1,12 @@
 """What the runtime's tests share."""
 
+import uuid
+
 import fixture_methods
 import pytest
 import torch
 
-from flnoisebench import records, registry
+from flnoisebench import profiling, records, registry
 from flnoisebench.testing import tiny_run
 
 
@@ -14,6 +16,14 @@ def loaded():
     import sys
 
     return sys.modules[registry.load_method(f"{fixture_methods.__file__}:Averaging").__module__]
+
+
+@pytest.fixture
+def own_device(monkeypatch):
+    """Runs see on their devices no run but this test's, whatever else is on this host.  Its name."""
+    name = f"test-{uuid.uuid4().hex}"
+    monkeypatch.setattr(profiling, "_identity", lambda device: f"{name}{device.index or ''}")
+    return name
 
 
 @pytest.fixture

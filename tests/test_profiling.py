@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import uuid
 
 import pytest
 import torch
@@ -22,19 +21,11 @@ time.sleep(600)
 """
 
 
-@pytest.fixture
-def place(monkeypatch):
-    """A device of this test's own: other runs of this host may be on the real one."""
-    name = f"test-{uuid.uuid4().hex}"
-    monkeypatch.setattr(profiling, "_identity", lambda device: f"{name}{device.index or ''}")
-    return name
-
-
 linux = pytest.mark.skipif(not profiling.SOCKETS.exists(), reason="only Linux shows who else is there")
 
 
 @linux
-def test_runs_see_each_other_on_a_device_that_they_share_and_on_no_other(place):
+def test_runs_see_each_other_on_a_device_that_they_share_and_on_no_other(own_device):
     one = profiling.Presence([CPU])
     assert one.sharing() == "alone"
     elsewhere = profiling.Presence([torch.device("cpu", 1)])
@@ -49,9 +40,9 @@ def test_runs_see_each_other_on_a_device_that_they_share_and_on_no_other(place):
 
 
 @linux
-def test_a_run_that_was_killed_is_gone(place):
+def test_a_run_that_was_killed_is_gone(own_device):
     here = profiling.Presence([CPU])
-    with subprocess.Popen([sys.executable, "-c", OTHER, place], stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen([sys.executable, "-c", OTHER, own_device], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "beside others\n"
         assert here.sharing() == "beside others"
         other.kill()
@@ -59,7 +50,7 @@ def test_a_run_that_was_killed_is_gone(place):
     here.close()
 
 
-def test_where_runs_cannot_be_seen_nothing_is_said(place, monkeypatch, tmp_path):
+def test_where_runs_cannot_be_seen_nothing_is_said(own_device, monkeypatch, tmp_path):
     before = profiling.Presence([CPU])
     listing = tmp_path / "unix"
     monkeypatch.setattr(profiling, "SOCKETS", listing)
@@ -72,7 +63,7 @@ def test_where_runs_cannot_be_seen_nothing_is_said(place, monkeypatch, tmp_path)
 
 
 @linux
-def test_where_a_socket_cannot_be_bound_the_run_goes_on_unseen(place, monkeypatch):
+def test_where_a_socket_cannot_be_bound_the_run_goes_on_unseen(own_device, monkeypatch):
     def refuse(self, address):
         raise PermissionError(13, "not in this sandbox")
 
@@ -83,7 +74,7 @@ def test_where_a_socket_cannot_be_bound_the_run_goes_on_unseen(place, monkeypatc
 
 
 @linux
-def test_a_result_says_whether_another_run_was_there_in_any_of_its_rounds(place, tmp_path):
+def test_a_result_says_whether_another_run_was_there_in_any_of_its_rounds(own_device, tmp_path):
     alone = tiny_run(Averaging, tmp_path / "alone", rounds=2).execute()
     assert alone.environment["sharing"] == "alone"
 

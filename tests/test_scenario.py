@@ -734,7 +734,7 @@ def test_a_data_set_whose_labels_may_be_wrong_gets_no_truth_and_no_further_noise
     assert dict(built.told) == {}
     assert summary(built, truth)["realised_rate"] is None
     assert check(built, truth, CIFAR) == []
-    with pytest.raises(ValueError, match="use the preset 'clean'"):
+    with pytest.raises(ValueError, match="leave --noise out"):
         build(
             spec.model_copy(update={"noise": Noise(), "noise_name": "fedcova-sym"}),
             CIFAR,
