@@ -64,14 +64,6 @@ class Frail(Method):
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_commit():
-    """The checkout may change while a test runs; what a result says of it must not."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FLNOISEBENCH_COMMIT", "tests/test_sweep.py")
-        yield
-
-
 def settings(rounds: int, seed: int, method: str = "fedavg", **more):
     return from_options({"method": method, "rounds": rounds, "clients": 5, "seed": seed, **more}, device="cpu")
 
@@ -110,8 +102,10 @@ def contents(out: Path) -> dict[str, object]:
 
     def timeless(value):
         if isinstance(value, dict):
-            # the last three follow from the first; a sweep's runs are beside each other, at times not from the start
-            apart = ("seconds", "peak_memory", "sharing", "earlier", "sha256", "records_length", "records_sha256")
+            # the last three follow from the first; a sweep's runs are beside each other, at times not from the start;
+            # the checkout may change while a test runs
+            apart = ("seconds", "peak_memory", "sharing", "earlier", "commit")
+            apart += ("sha256", "records_length", "records_sha256")
             found = {name: timeless(entry) for name, entry in value.items() if name not in apart}
             if environments := found.get("environments"):
                 found["environments"] = [one for i, one in enumerate(environments) if one not in environments[:i]]
