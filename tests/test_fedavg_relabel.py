@@ -1,24 +1,13 @@
 """FedAvg with gated relabelling, exchange by exchange."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from flnoisebench_methods import fedavg_relabel as fr
 
 from flnoisebench.api import Rounds, Upload
 from flnoisebench.engine import Lane, images_of
 from flnoisebench.executors import Job, perform
 from flnoisebench.testing import tiny_engine
-
-_spec = importlib.util.spec_from_file_location(
-    "fedavg_relabel_under_test", Path(__file__).parents[1] / "methods" / "fedavg_relabel.py"
-)
-fr = importlib.util.module_from_spec(_spec)
-sys.modules[_spec.name] = fr  # where pydantic looks up the annotations of Settings
-_spec.loader.exec_module(fr)
-
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
