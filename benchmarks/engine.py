@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 
-from flnoisebench import runtime
+from flnoisebench import provenance, runtime
 from flnoisebench.api import Arrays
 from flnoisebench.engine import make_deterministic
 from flnoisebench.models import build_encoder
@@ -344,7 +344,7 @@ def main() -> None:
     place = device_of(arguments)
     card = torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu"
     facts = {"device": card, "torch": torch.__version__, "precision": arguments.precision, "model": arguments.model,
-             "commit": runtime.environment([place], "", 0, "")["commit"]}  # fmt: skip
+             "commit": provenance.commit()}  # fmt: skip
     print(json.dumps(facts))
     COMMANDS[arguments.what](arguments)
 

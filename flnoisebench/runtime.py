@@ -12,7 +12,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import torch
 
-from flnoisebench import evaluation, records, registry, scenario, trees
+from flnoisebench import evaluation, provenance, records, registry, scenario, trees
 from flnoisebench.api import Arrays, Dataset, Method, Plan, Protocol, Upload
 from flnoisebench.checkpoint import Checkpoint, Commit, Overwritten
 from flnoisebench.engine import DeviceImages, Engine, Lane, Look, make_deterministic
@@ -384,7 +383,7 @@ def prepare(
         arrays = dataset.load(data_root, public=wants_public(settings.method))
     if scene is None:
         scene = build_scenario(settings.scenario, dataset, arrays, data_root)
-    remarks = scenario.remarks(*scene)
+    remarks = [*provenance.remarks(), *scenario.remarks(*scene)]
     arrays = with_foreign(arrays, *scene, data_root)
     arrays, scene = under_oracle(settings.oracle, arrays, scene)
     return Run(
@@ -482,7 +481,7 @@ class Run:
         remarks: Sequence[str] = (),
     ) -> None:
         """device: of the server's part, evaluation and a share of the clients.  beside: further ones for clients.
-        remarks: of the scenario as drawn, for people (scenario.remarks)."""
+        remarks: for people, of the code (provenance.remarks) and of the scenario as drawn (scenario.remarks)."""
         self.settings = settings
         self.remarks = remarks
         self.folder = folder
@@ -1014,8 +1013,7 @@ def environment(devices: Sequence[torch.device], executor: str, lanes: int, sour
     return {
         "python": platform.python_version(),
         "packages": packages,
-        # an installed wheel has no checkout to ask: FLNOISEBENCH_COMMIT says it then
-        "commit": os.environ.get("FLNOISEBENCH_COMMIT") or commit_of(Path(__file__).parent),
+        "commit": provenance.commit(),
         "method_sha256": source,
         "system": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
@@ -1036,20 +1034,3 @@ def processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def commit_of(folder: Path) -> str | None:
-    """The git commit of the code that runs, "+changes" when the tree differs from it; None outside a checkout, also
-    where it is installed within that of something else."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(folder), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-
-    try:
-        if not git("ls-files"):
-            return None
-        changes = git("status", "--porcelain", "--untracked-files=no")
-        return git("rev-parse", "HEAD") + ("+changes" if changes else "")
-    except (OSError, subprocess.SubprocessError):
-        return None

@@ -42,7 +42,7 @@ import torch
 from distributed.scheduler import KilledWorker
 from distributed.utils import get_mp_context, silence_logging_cmgr
 
-from flnoisebench import records, registry, runtime, scenario
+from flnoisebench import provenance, records, registry, runtime, scenario
 from flnoisebench.api import MissingData
 from flnoisebench.checkpoint import Busy, Checkpoint
 from flnoisebench.records import RoundRecord
@@ -227,7 +227,7 @@ def identities(
     runs: Sequence[Settings], data_root: Path, on_message: Callable[[str], None] = lambda text: None
 ) -> list[Identity]:
     """What each run is of, in their order.  Every data set is loaded and every scenario drawn once, in this process.
-    on_message: told, once each, what people should know of the scenarios.
+    on_message: told, once each, what people should know of the code and of the scenarios.
 
     Raises ValueError where a run could not begin, and MissingData where files are all that is lacking; the message
     names what cannot begin and why (the first SHOWN).
@@ -238,7 +238,7 @@ def identities(
     sources = {name: registry.source_digest(registry.load_method(name)) for name in {run.method for run in runs}}
     wanting = {name for name in sources if runtime.wants_public(name)}
     found: dict[Path, Identity] = {}
-    remarks: dict[str, None] = {}
+    remarks = dict.fromkeys(provenance.remarks())
     problems: list[tuple[str, Exception]] = []
     for name, by_scenario in by_dataset.items():
         dataset = registry.load_dataset(name)

@@ -36,7 +36,8 @@ from flnoisebench.checkpoint import Busy, Checkpoint, Damaged
 from flnoisebench.engine import Lane, initialised
 from flnoisebench.executors import ClientError, Debug, Job, Serial, Threads, perform
 from flnoisebench.models import build_encoder
-from flnoisebench.runtime import AlreadyDone, MethodError, commit_of, data_digest
+from flnoisebench.provenance import commit_of
+from flnoisebench.runtime import AlreadyDone, MethodError, data_digest
 from flnoisebench.scenario import Truth
 from flnoisebench.testing import tiny_arrays, tiny_engine, tiny_run
 

@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 from command_line import RUN, SCRIPT, done
 
-from flnoisebench import registry
+from flnoisebench import provenance, registry, runtime
+from flnoisebench.settings import resolve
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -193,21 +194,36 @@ def test_the_editable_install_maps_the_plugins_to_names_of_their_own_only():
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """(the wheel, the copy of the tree that it was built from): building leaves its traces in the copy."""
+    """(the wheel, by way of an sdist; the checkout that it was built from, whose only commit it is of): building
+    leaves its traces in a copy."""
     place = tmp_path_factory.mktemp("wheel")
     source = place / "source"
     source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", ".gitattributes", ".gitignore"):
         shutil.copy(ROOT / name, source)
     for name in ("flnoisebench", "methods", "datasets", "tests"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    built = subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", place, source],
-        capture_output=True, text=True, timeout=180,
-    )  # fmt: skip
-    assert built.returncode == 0, built.stdout + built.stderr
+    git(source, "init", "--quiet")
+    git(source, "add", ".")
+    git(source, "commit", "--quiet", "-m", "one")
+    build(source, place)
     (path,) = place.glob("*.whl")
     return path, source
+
+
+def git(folder, *words):
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+    return subprocess.run(["git", "-C", folder, *who, *words], check=True, capture_output=True, text=True).stdout
+
+
+def build(source, place, *what):
+    """An sdist, and a wheel from what it holds; or what is said."""
+    built = subprocess.run(
+        [sys.executable, "-m", "build", *what, "--no-isolation", "--outdir", place, source],
+        capture_output=True, text=True, timeout=180,
+        env={name: value for name, value in os.environ.items() if name != "FLNOISEBENCH_COMMIT"},
+    )  # fmt: skip
+    assert built.returncode == 0, built.stdout + built.stderr
 
 
 def test_the_wheel_holds_every_module_and_protocol_and_nothing_else(wheel):
@@ -265,8 +281,67 @@ finally:
 """
     result = json.loads(python(code, "-I", "-S", cwd=empty).splitlines()[-1])
     assert result["status"] == "complete"
-    assert result["environment"]["commit"] is None  # not in a checkout
+    assert result["environment"]["commit"] == git(wheel[1], "rev-parse", "HEAD").strip()
     assert result["environment"]["packages"]["flnoisebench"] == PROJECT["version"]
     here = json.loads(done(*RUN, "--json", "--out", tmp_path / "runs"))
     assert result["digest"] == here["digest"]
     assert (empty / result["folder"] / "result.json").is_file()
+
+
+# --------------------------------------------------------------------------------------- which commit it is of
+
+
+def commit_in(folder):
+    """What a copy of the package in the folder says of itself, in a process that sees no other."""
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import provenance as p; print(p.commit()); print(*p.remarks())"
+    run = [sys.executable, "-I", "-c", code, str(folder)]
+    environment = {name: value for name, value in os.environ.items() if name != "FLNOISEBENCH_COMMIT"}
+    done = subprocess.run(run, check=True, capture_output=True, text=True, env=environment)
+    commit, remarks = done.stdout.split("\n", 1)
+    return commit, remarks.strip()
+
+
+def test_building_leaves_the_checkout_as_it_was(wheel):
+    """A stamp is written into what is built, whose files may be links to the checkout's."""
+    assert git(wheel[1], "status", "--porcelain") == ""
+    assert commit_in(wheel[1] / "flnoisebench")[0] == git(wheel[1], "rev-parse", "HEAD").strip()
+
+
+def test_a_wheel_of_a_changed_checkout_says_so(wheel, tmp_path):
+    source = tmp_path / "source"
+    git(tmp_path, "clone", "--quiet", wheel[1], source)
+    with (source / "flnoisebench" / "streams.py").open("a") as file:
+        file.write("# changed\n")
+    build(source, tmp_path, "--wheel")
+    (path,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        said = archive.read("flnoisebench/commit.txt").decode()
+    assert said == git(source, "rev-parse", "HEAD").strip() + "+changes\n"
+
+
+def test_an_archive_without_its_checkout_knows_its_commit(wheel, tmp_path):
+    git(wheel[1], "archive", "--output", tmp_path / "it.zip", "HEAD")
+    with zipfile.ZipFile(tmp_path / "it.zip") as archive:
+        archive.extractall(tmp_path)
+    assert commit_in(tmp_path / "flnoisebench") == (git(wheel[1], "rev-parse", "HEAD").strip(), "")
+
+
+def test_a_copy_whose_commit_nobody_knows_says_so_before_its_hours_are_spent(tmp_path):
+    shutil.copy(ROOT / "flnoisebench" / "provenance.py", tmp_path)
+    shutil.copy(ROOT / "flnoisebench" / "commit.txt", tmp_path)  # not filled in
+    assert commit_in(tmp_path)[0] == "None"
+    assert "FLNOISEBENCH_COMMIT" in commit_in(tmp_path)[1]
+    (tmp_path / "commit.txt").write_text("\n")  # of a wheel that was built where nobody knew it
+    assert commit_in(tmp_path)[0] == "None"
+    (tmp_path / "commit.txt").unlink()
+    assert commit_in(tmp_path)[0] == "None"
+
+
+def test_a_run_and_a_sweep_of_such_a_copy_say_so_at_the_start(tmp_path, monkeypatch):
+    settings = resolve(method="fedavg", rounds=2, clients=5)
+    assert runtime.prepare(settings, data_root=tmp_path, out=tmp_path, device="cpu").remarks == []
+    monkeypatch.setattr(provenance, "commit", lambda: None)
+    remarks = runtime.prepare(settings, data_root=tmp_path, out=tmp_path, device="cpu").remarks
+    said, sweep = [], pytest.importorskip("flnoisebench.sweep", exc_type=ImportError)
+    sweep.identities([settings], tmp_path, said.append)
+    assert said == remarks == provenance.remarks() != []

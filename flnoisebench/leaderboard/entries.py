@@ -107,7 +107,7 @@ class Entry(Config):
         if missing:
             advice = ""
             if "environment.commit" in missing:
-                advice = "; an installed wheel knows no commit, so say it in FLNOISEBENCH_COMMIT when running"
+                advice = "; where flnoisebench does not know its commit, say it in FLNOISEBENCH_COMMIT when running"
             raise ValueError(f"no row without provenance, and this lacks {', '.join(missing)}{advice}")
         if len(self.curves.accuracy) != self.rounds:
             raise ValueError(f"{self.rounds} rounds, and curves of {len(self.curves.accuracy)}")

@@ -1,0 +1,55 @@
+"""Which code runs.  setup.py runs this file as well, where nothing is installed: the standard library alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+STAMP = "commit.txt"  # beside this file; filled in by `git archive` (.gitattributes), in wheels and sdists by setup.py
+
+
+def commit() -> str | None:
+    """The git commit of the code that runs; None where nobody knows.
+
+    What FLNOISEBENCH_COMMIT says, else what was written into the archive or wheel that this copy came in, else the
+    checkout's.
+    """
+    folder = Path(__file__).parent
+    return os.environ.get("FLNOISEBENCH_COMMIT") or stamped(folder) or commit_of(folder)
+
+
+def remarks() -> list[str]:
+    """What whoever starts a run should know before its hours are spent; nothing where the commit is known."""
+    if commit() is not None:
+        return []
+    return [
+        "nobody knows which commit this copy of flnoisebench is of, and no leaderboard takes such a run: say the "
+        "commit in FLNOISEBENCH_COMMIT, or run from a checkout or from a wheel that was built in one"
+    ]
+
+
+def stamped(folder: Path) -> str | None:
+    """The commit in the folder's STAMP; None in a checkout, where it is still to be filled in."""
+    try:
+        said = (folder / STAMP).read_text().strip()
+    except OSError:
+        return None
+    return None if said.startswith("$") else said or None
+
+
+def commit_of(folder: Path) -> str | None:
+    """The git commit of the folder's files, "+changes" when the tree differs from it; None outside a checkout, also
+    where they are installed within that of something else."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        if not git("ls-files"):
+            return None
+        changes = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "HEAD") + ("+changes" if changes else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
