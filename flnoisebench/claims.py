@@ -62,15 +62,27 @@ class Verdict:
         return min(known, key=lambda part: part.mean or 0.0, default=None)
 
 
-def verdicts(scale: str, out: Path, *, device: str, draws: int | None = None) -> list[Verdict]:
-    """All claims of the paper, from the results below ``out``; nothing is run."""
+def verdicts(
+    scale: str,
+    out: Path,
+    *,
+    device: str,
+    draws: int | None = None,
+    kept: Mapping[Path, reproduce.Kept] | None = None,
+) -> list[Verdict]:
+    """All claims of the paper, from the results below ``out`` and in ``kept`` (reproduce.kept_runs); nothing is run."""
     content = papers.read(papers.names()[0])
     known = reproduce.entries(scale)
-    return [_judged(claim, known, out, device, draws) for claim in content["claims"]]
+    return [_judged(claim, known, out, device, draws, kept) for claim in content["claims"]]
 
 
 def _judged(
-    claim: Mapping[str, Any], known: Mapping[str, reproduce.Entry], out: Path, device: str, draws: int | None
+    claim: Mapping[str, Any],
+    known: Mapping[str, reproduce.Entry],
+    out: Path,
+    device: str,
+    draws: int | None,
+    kept: Mapping[Path, reproduce.Kept] | None = None,
 ) -> Verdict:
     if claim["judge"] not in JUDGES:
         raise registry.unknown("judge of a claim", claim["judge"], sorted(JUDGES))
@@ -80,7 +92,7 @@ def _judged(
     for name in claim["entries"]:
         entry = known[name]
         runs = reproduce.wanted(entry, device=device, draws=draws)
-        values = reproduce.measured(reproduce.present(runs, out), claim["measure"])
+        values = reproduce.measured(reproduce.present(runs, out, kept), claim["measure"])
         wanted += JUDGES[claim["judge"]](claim, entry, values)
     parts = tuple(_part(what, values or {}, len(wanted)) for what, values in wanted)
     missing = sum(part.mean is None for part in parts)

@@ -1,7 +1,8 @@
 """A paper's tables and figures as commands: run what is missing, and set ours beside what is printed.
 
 What a paper has is data (papers/<name>.toml); this file turns an entry and a scale into runs, measures finished ones,
-and finds the published number of each.  Claims, which are judged from the same runs, are in claims.py.
+and finds the published number of each.  Claims, which are judged from the same runs, are in claims.py.  A finished run
+is one in its own folder, or what a leaderboard keeps of it.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ import scipy  # scipy.stats comes with its first use
 
 from flnoisebench import papers, protocols, published, records, registry, runtime, scenario
 from flnoisebench.executors import ClientError
-from flnoisebench.leaderboard import REFERENCE
+from flnoisebench.leaderboard import REFERENCE, board
+from flnoisebench.leaderboard import Entry as Kept
 from flnoisebench.leaderboard.comparison import paired
 from flnoisebench.leaderboard.entries import hardware
-from flnoisebench.records import RoundRecord, RunResult
+from flnoisebench.records import RunResult
 from flnoisebench.report import figures, tolerance
 from flnoisebench.scenario import pictures
 from flnoisebench.settings import Settings, assignments, from_options
@@ -63,6 +65,11 @@ class Entry:
             whole = protocols.load(registry.load_dataset(said["dataset"]).protocol).rounds
             said["rounds"] = max(1, math.floor(self.scaling["share"] * whole + 0.5))
         return from_options(said, device=device)
+
+    @property
+    def dataset(self) -> str | None:
+        """The data set that this scale runs on; None of an entry without one."""
+        return self.scaling.get("dataset", self.options.get("dataset"))
 
     @property
     def other_data(self) -> str | None:
@@ -140,28 +147,58 @@ def wanted(entry: Entry, *, device: str, draws: int | None = None) -> list[Wante
     return found
 
 
+class Point(NamedTuple):
+    """What measures use of a round."""
+
+    round: int
+    accuracy: float | None
+    label_noise: float | None
+    diagnostics: Mapping[str, float]
+
+
 @dataclass(frozen=True)
 class Done:
-    """A finished run of an entry."""
+    """A finished run of an entry.  folder: its own; None where a leaderboard's entry, the result then, is all of it."""
 
     line: str
     level: str
     draw: int
-    folder: Path
-    result: RunResult
+    folder: Path | None
+    result: RunResult | Kept
 
     @cached_property
-    def rounds(self) -> list[RoundRecord]:
-        return records.load_records(self.folder)
+    def rounds(self) -> list[Point]:
+        """A leaderboard's have no diagnostics."""
+        if isinstance(self.result, Kept):
+            curves = self.result.curves
+            both = zip(curves.accuracy, curves.label_noise, strict=True)
+            return [Point(i, accuracy, noise, {}) for i, (accuracy, noise) in enumerate(both)]
+        assert self.folder is not None
+        return [
+            Point(one.round, one.accuracy, one.label_noise, one.diagnostics)
+            for one in records.load_records(self.folder)
+        ]
 
 
-def present(runs: Iterable[Wanted], out: Path) -> list[Done]:
-    """Those of them that are over, failed ones among them.  Raises ValueError where a result is damaged."""
+def kept_runs(leaderboards: Path, entries: Iterable[Entry]) -> dict[Path, Kept]:
+    """What a leaderboard's folder keeps of runs on these entries' data sets, by the folder that a run has below any
+    ``out``.  Raises ValueError as ``board.read`` does."""
+    datasets = {entry.dataset for entry in entries}
+    tables: list[str | None] = [path.stem for path in leaderboards.glob("*.csv")]
+    wanted = [name for name in tables if name in datasets] if tables else [None]  # none at all: read says so
+    return {one.settings.folder(Path()): one for name in wanted for one in board.read(leaderboards, name)[1]}
+
+
+def present(runs: Iterable[Wanted], out: Path, kept: Mapping[Path, Kept] | None = None) -> list[Done]:
+    """Those of them that are over, failed ones among them: below ``out``, else in ``kept`` (``kept_runs``).  Raises
+    ValueError where a result is damaged."""
     found = []
     for run in runs:
         folder = run.settings.folder(out)
         if result := records.result_of(folder):
             found.append(Done(run.line, run.level, run.draw, folder, result))
+        elif entry := (kept or {}).get(run.settings.folder(Path())):
+            found.append(Done(run.line, run.level, run.draw, None, entry))
     return found
 
 
@@ -171,6 +208,7 @@ def carry_out(
     data_root: Path,
     out: Path,
     device: str = "auto",
+    kept: Mapping[Path, Kept] | None = None,
     workers: int = 1,
     retry: bool = False,
     on_start: Callable[[int, int, Wanted], None] = lambda done, of, run: None,
@@ -178,16 +216,16 @@ def carry_out(
     """Run what is not over yet; a stopped run is resumed.  Gives {folder: failure} of runs that a method's failure
     stopped, which stops no other.
 
+    kept: runs that a leaderboard has (``kept_runs``), and that are therefore over.
     workers: 1: one after the other, in this process; more: as a sweep, in as many others (on a GPU, so many a card).
     on_start is called by the first only.  Raises MissingData or ValueError where a data set's files are not there.
     """
     failures: dict[Path, str] = {}
     missing: dict[Path, Wanted] = {}
     for run in runs:
-        folder = run.settings.folder(out)
-        over = (folder / "result.json").exists()
-        if not over or (retry and records.load_result(folder).status == "failed"):
-            missing.setdefault(folder, run)
+        over = present([run], out, kept)
+        if not over or (retry and over[0].result.status == "failed"):
+            missing.setdefault(run.settings.folder(out), run)
     if workers > 1 and missing:
         outcomes = _swept([run.settings for run in missing.values()], data_root, out, device, workers, retry)
         return {one.folder: one.failure or "" for one in outcomes if one.status == "failed"}
@@ -280,7 +318,10 @@ def _upload(run: Done) -> float:
 def _second_moments(run: Done) -> float | None:
     """Bytes of a client's fp32 class second moments [J, d, d], of a method that has a dimension d."""
     d = run.result.settings.method_settings.get("d")
-    return None if d is None else run.result.federation["classes"] * d * d * 4.0
+    if d is None:
+        return None
+    classes = len(run.result.last5.recall or ()) if isinstance(run.result, Kept) else run.result.federation["classes"]
+    return classes * d * d * 4.0
 
 
 def _share(part: float | None, reference: Done | None) -> float | None:
@@ -376,14 +417,21 @@ class Line:
         return {"difference": numbers["mean"], "low": numbers["low"], "high": numbers["high"]}
 
 
-def compared(entry: Entry, runs: Sequence[Wanted], out: Path, *, data_root: Path | None = None) -> list[Line]:
-    """The entry's numbers, ours beside the published, from the runs that are over.
+def compared(
+    entry: Entry,
+    runs: Sequence[Wanted],
+    out: Path,
+    *,
+    kept: Mapping[Path, Kept] | None = None,
+    data_root: Path | None = None,
+) -> list[Line]:
+    """The entry's numbers, ours beside the published, from the runs that are over (``present``).
 
     data_root: of entries without runs, whose scenarios are drawn here.
     """
     if not entry.lines:
         return _drawn(entry, data_root or Path())
-    done = present(runs, out)
+    done = present(runs, out, kept)
     found = []
     for measure in SHOWN[entry.show]:
         values = measured(done, measure)
@@ -446,9 +494,14 @@ def statements(entry: Entry) -> list[tuple[str, str, str]]:
     ]
 
 
-def notes(entry: Entry, lines: Sequence[Line]) -> list[str]:
-    """What a reader must know before reading the differences."""
+def notes(entry: Entry, lines: Sequence[Line], from_leaderboard: int = 0) -> list[str]:
+    """What a reader must know before reading the differences.  from_leaderboard: how many runs are."""
     found = []
+    if from_leaderboard:
+        found.append(
+            f"{from_leaderboard} of the runs are what the leaderboard keeps of them; a method's own numbers of each "
+            "round and the figures need the runs' folders"
+        )
     if entry.other_data and any(line.published is not None for line in lines):
         found.append(
             f"scale {entry.scale} runs on {entry.other_data}, and the paper on {entry.options['dataset']}: the "
@@ -533,7 +586,8 @@ FIGURES = {"accuracy": None, "runtime": "costs"}  # kinds of figures by what an 
 
 
 def draw(entry: Entry, runs: Sequence[Wanted], out: Path, path: Path, *, data_root: Path) -> bool:
-    """Write the entry's figure from the runs that are over; False where it is a table, or nothing is over."""
+    """Write the entry's figure from the runs that are over, in folders below ``out``; False where it is a table, or
+    nothing is over."""
     kind = FIGURES.get(entry.show, entry.show)
     if kind is None:
         return False
@@ -549,9 +603,9 @@ def draw(entry: Entry, runs: Sequence[Wanted], out: Path, path: Path, *, data_ro
         figures.save(figures.draw(kind), path)
         return True
     shown = [
-        figures.Run(run.line, run.level, run.result.settings, run.rounds, run.result)
-        for run in present(runs, out)
-        if run.result.status == "complete"
+        figures.Run(run.line, run.level, run.settings, records.load_records(folder), result)
+        for run in runs
+        if (result := records.result_of(folder := run.settings.folder(out))) and result.status == "complete"
     ]
     if not shown:
         return False

@@ -205,6 +205,61 @@ def test_a_failed_run_stops_no_other_and_is_shown_as_failed(tmp_path, monkeypatc
     assert reproduce.present(runs, tmp_path)[1].result.status == "complete"
 
 
+def test_what_a_leaderboard_keeps_is_shown_and_not_run_again(tmp_path, monkeypatch):
+    """Rows outlive the folders of their runs: from a clone alone a table shows the same numbers."""
+    chosen = [reproduce.entry(name, "smoke") for name in ("correction", "communication")]
+    runs, board, nothing = tmp_path / "runs", tmp_path / "board", tmp_path / "nothing"
+    plans = [finished(entry, runs) for entry in chosen]
+    done("leaderboard", "build", runs, "--out", board, FLNOISEBENCH_COMMIT="c" * 40)
+    kept = reproduce.kept_runs(board, chosen)
+    monkeypatch.setattr(runtime, "prepare", None)  # nothing is to be prepared
+    for entry, plan in zip(chosen, plans, strict=True):
+        assert reproduce.carry_out(plan, data_root=NOWHERE, out=nothing, device="cpu", kept=kept) == {}
+        assert all(run.folder is None for run in reproduce.present(plan, nothing, kept))
+        assert all(run.folder is not None for run in reproduce.present(plan, runs, kept))  # a run's own folder first
+        lines = reproduce.compared(entry, plan, nothing, kept=kept)
+        assert lines == reproduce.compared(entry, plan, runs)
+        assert any(line.by_draw for line in lines)
+    assert not nothing.exists()
+
+    said = ("correction", "--scale", "smoke", "--device", "cpu", "--out", nothing, "--leaderboard", board)
+    shown = done("reproduce", *said, "--dry-run")
+    assert "2 runs, 2 of them over, 0 to run" in shown
+    assert "2 of the runs are what the leaderboard keeps of them" in shown
+    content = json.loads(done("reproduce", *said, "--json"))["entries"][0]
+    assert [line["mean"] for line in content["lines"]] == [
+        line.mean for line in reproduce.compared(chosen[0], plans[0], runs)
+    ]
+    parts = json.loads(done("reproduce", "claims", *said[1:], "--json"))["claims"]
+    assert any(part["mean"] is not None for claim in parts for part in claim["parts"] if part["draws"])
+    assert "holds no leaderboard" in refused("reproduce", "correction", "--leaderboard", nothing, "--dry-run")
+
+
+def test_what_only_a_runs_own_folder_has_is_missing_and_not_wrong(tmp_path):
+    entry = reproduce.entry("orthogonality", "smoke")
+    plan = finished(entry, tmp_path / "runs")
+    done("leaderboard", "build", tmp_path / "runs", "--out", tmp_path / "board", FLNOISEBENCH_COMMIT="c" * 40)
+    kept = reproduce.kept_runs(tmp_path / "board", [entry])
+    whole, part = (
+        reproduce.compared(entry, plan, tmp_path / "runs"),
+        reproduce.compared(entry, plan, tmp_path, kept=kept),
+    )
+    assert {line.measure for line in whole} == {"phi, first round", "phi, last five", "accuracy"}
+    assert part == [line for line in whole if line.measure == "accuracy"]
+
+
+def test_the_committed_rows_stand_in_the_papers_table():
+    entry = reproduce.entry("cifar10-symmetric", "short")
+    runs = reproduce.wanted(entry, device="cuda")
+    kept = reproduce.kept_runs(Path(__file__).parents[1] / "leaderboards", [entry])
+    (line,) = (
+        one
+        for one in reproduce.compared(entry, runs, NOWHERE, kept=kept)
+        if (one.line, one.level) == ("fedavg", "rho=0.6 tau=0.7")
+    )
+    assert (sorted(line.by_draw), round(line.mean, 2), line.published) == ([0, 1, 2], 63.27, 52.87)
+
+
 def test_the_difference_has_the_interval_of_our_mean_over_draws():
     line = Line("", "fedcova", "accuracy", "%", {0: 80.0, 1: 82.0, 2: 84.0}, 81.0)
     half = 4.302653 * 2 / 3**0.5  # Student's t at two degrees of freedom, a deviation of 2

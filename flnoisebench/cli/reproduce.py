@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ from flnoisebench.cli import console
 from flnoisebench.cli import options as opt
 from flnoisebench.cli.listing import line
 from flnoisebench.report import figures
-from flnoisebench.reproduce import Entry, Line, Wanted
+from flnoisebench.reproduce import Entry, Kept, Line, Wanted
 
 
 @console.guarded
@@ -32,6 +32,10 @@ def command(
         int | None, typer.Option(min=1, help="Draws of each scenario.", show_default="the scale's")
     ] = None,
     out: Annotated[Path, typer.Option(help="Where runs' folders are, and go.")] = Path("runs"),
+    leaderboard: Annotated[
+        Path | None,
+        typer.Option(help="Take what this folder of leaderboards has of the runs, instead of running that too."),
+    ] = None,
     figure: Annotated[
         Path | None,
         typer.Option(help="FILE.svg, .pdf or .png of a figure.", show_default="<out>/figures/<scale>/NAME.svg"),
@@ -60,10 +64,11 @@ def command(
         _list(known, draws)
         return
     place = runtime.kind_of(device) if dry_run or name == "claims" else runtime.pick_devices(device)[0].type
+    chosen = known if name in ("all", "claims") else {name: reproduce.entry(name, scale)}
+    kept = {} if leaderboard is None else reproduce.kept_runs(leaderboard, chosen.values())
     if name == "claims":
-        _claims(claims.verdicts(scale, out, device=place, draws=draws), as_json)
+        _claims(claims.verdicts(scale, out, device=place, draws=draws, kept=kept), as_json)
         return
-    chosen = known if name == "all" else {name: reproduce.entry(name, scale)}
     if figure is not None:
         figures.check_format(figure)
         if name == "all":
@@ -71,16 +76,16 @@ def command(
     root = data_root or opt.default_data_root()
     plans = {one.name: reproduce.wanted(one, device=place, draws=draws) for one in chosen.values()}
     if dry_run:
-        _dry_run(chosen, plans, out)
+        _dry_run(chosen, plans, out, kept)
         return
     content, without = [], 0
     for one in chosen.values():
         runs = plans[one.name]
         try:
             reproduce.carry_out(
-                runs, data_root=root, out=out, device=device, workers=workers, retry=retry, on_start=_say
+                runs, data_root=root, out=out, device=device, kept=kept, workers=workers, retry=retry, on_start=_say
             )
-            lines = reproduce.compared(one, runs, out, data_root=root)
+            lines = reproduce.compared(one, runs, out, kept=kept, data_root=root)
             drawn = _drawn(one, runs, out, figure, root)
         except MissingData as error:
             if name != "all":
@@ -89,15 +94,15 @@ def command(
             console.warn(f"not run: {one.name}: {error}")
             continue
         if as_json:
-            content.append(_plain(one, lines, drawn))
+            content.append(_plain(one, lines, drawn, _kept(runs, out, kept)))
         else:
-            _print(one, lines, drawn)
+            _print(one, lines, drawn, _kept(runs, out, kept))
     if as_json:
         print(json.dumps({"scale": scale, "entries": content}))
     failed = {
-        str(run.folder): (run.result.failure or "").splitlines()[0]
+        str(run.folder or leaderboard): (run.result.failure or "").splitlines()[0]
         for runs in plans.values()
-        for run in reproduce.present(runs, out)
+        for run in reproduce.present(runs, out, kept)
         if run.result.status == "failed"
     }
     for folder, failure in failed.items():
@@ -121,15 +126,21 @@ def _list(known: dict[str, Entry], draws: int | None) -> None:
     line("claims", "each claim of the paper: holds, fails or undetermined, from the results that are there")
 
 
-def _dry_run(chosen: dict[str, Entry], plans: dict[str, list[Wanted]], out: Path) -> None:
+def _dry_run(chosen: dict[str, Entry], plans: dict[str, list[Wanted]], out: Path, kept: Mapping[Path, Kept]) -> None:
     seen: set[Path] = set()
     for name, runs in plans.items():
         folders = {run.settings.folder(out) for run in runs}
-        over = {folder for folder in folders if (folder / "result.json").exists()}
+        over = {run.settings.folder(out) for run in runs if reproduce.present([run], out, kept)}
         line(name, f"{len(folders)} runs, {len(over)} of them over, {len(folders - over - seen)} to run")
         seen |= folders
         if over:
-            _print(chosen[name], reproduce.compared(chosen[name], runs, out), None)
+            lines = reproduce.compared(chosen[name], runs, out, kept=kept)
+            _print(chosen[name], lines, None, _kept(runs, out, kept))
+
+
+def _kept(runs: Sequence[Wanted], out: Path, kept: Mapping[Path, Kept]) -> int:
+    """How many of the runs that are over are a leaderboard's."""
+    return sum(run.folder is None for run in reproduce.present(runs, out, kept))
 
 
 def _drawn(entry: Entry, runs: Sequence[Wanted], out: Path, figure: Path | None, root: Path) -> Path | None:
@@ -169,7 +180,7 @@ def _cells(one: Line) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _print(entry: Entry, lines: Sequence[Line], drawn: Path | None) -> None:
+def _print(entry: Entry, lines: Sequence[Line], drawn: Path | None, from_leaderboard: int) -> None:
     if console.out.is_terminal:
         table = Table(title=f"{entry.name}: {entry.title}, scale {entry.scale}", title_justify="left")
         for i, heading in enumerate(HEADINGS):
@@ -186,20 +197,20 @@ def _print(entry: Entry, lines: Sequence[Line], drawn: Path | None) -> None:
         line("published", entry.source)
     for what, setting, stated in reproduce.statements(entry):
         line("stated", f"{what}, {setting}: {stated}")
-    for note in reproduce.notes(entry, lines):
+    for note in reproduce.notes(entry, lines, from_leaderboard):
         line("note", note)
     if drawn is not None:
         line("figure", str(drawn))
 
 
-def _plain(entry: Entry, lines: Sequence[Line], drawn: Path | None) -> dict[str, Any]:
+def _plain(entry: Entry, lines: Sequence[Line], drawn: Path | None, from_leaderboard: int) -> dict[str, Any]:
     return {
         "name": entry.name,
         "title": entry.title,
         "source": entry.source,
         "lines": [{**asdict(one), "mean": one.mean, "std": one.std, **one.beside()} for one in lines],
         "stated": [list(said) for said in reproduce.statements(entry)],
-        "notes": reproduce.notes(entry, lines),
+        "notes": reproduce.notes(entry, lines, from_leaderboard),
         "figure": drawn and str(drawn),
     }
 
