@@ -70,7 +70,7 @@ def verdicts(
     draws: int | None = None,
     kept: Mapping[Path, reproduce.Kept] | None = None,
 ) -> list[Verdict]:
-    """All claims of the paper, from the results below ``out`` and in ``kept`` (reproduce.kept_runs); nothing is run."""
+    """All claims of the paper, from the results below ``out`` and in ``kept`` (board.kept); nothing is run."""
     content = papers.read(papers.names()[0])
     known = reproduce.entries(scale)
     return [_judged(claim, known, out, device, draws, kept) for claim in content["claims"]]

@@ -21,7 +21,7 @@ import scipy  # scipy.stats comes with its first use
 
 from flnoisebench import papers, protocols, published, records, registry, runtime, scenario
 from flnoisebench.executors import ClientError
-from flnoisebench.leaderboard import REFERENCE, board
+from flnoisebench.leaderboard import REFERENCE
 from flnoisebench.leaderboard import Entry as Kept
 from flnoisebench.leaderboard.comparison import paired
 from flnoisebench.leaderboard.entries import hardware
@@ -180,17 +180,8 @@ class Done:
         ]
 
 
-def kept_runs(leaderboards: Path, entries: Iterable[Entry]) -> dict[Path, Kept]:
-    """What a leaderboard's folder keeps of runs on these entries' data sets, by the folder that a run has below any
-    ``out``.  Raises ValueError as ``board.read`` does."""
-    datasets = {entry.dataset for entry in entries}
-    tables: list[str | None] = [path.stem for path in leaderboards.glob("*.csv")]
-    wanted = [name for name in tables if name in datasets] if tables else [None]  # none at all: read says so
-    return {one.settings.folder(Path()): one for name in wanted for one in board.read(leaderboards, name)[1]}
-
-
 def present(runs: Iterable[Wanted], out: Path, kept: Mapping[Path, Kept] | None = None) -> list[Done]:
-    """Those of them that are over, failed ones among them: below ``out``, else in ``kept`` (``kept_runs``).  Raises
+    """Those of them that are over, failed ones among them: below ``out``, else in ``kept`` (``board.kept``).  Raises
     ValueError where a result is damaged."""
     found = []
     for run in runs:
@@ -216,7 +207,7 @@ def carry_out(
     """Run what is not over yet; a stopped run is resumed.  Gives {folder: failure} of runs that a method's failure
     stopped, which stops no other.
 
-    kept: runs that a leaderboard has (``kept_runs``), and that are therefore over.
+    kept: runs that a leaderboard has (``board.kept``), and that are therefore over.
     workers: 1: one after the other, in this process; more: as a sweep, in as many others (on a GPU, so many a card).
     on_start is called by the first only.  Raises MissingData or ValueError where a data set's files are not there.
     """

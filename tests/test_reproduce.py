@@ -12,6 +12,7 @@ import pytest
 from command_line import done, refused, rows
 
 from flnoisebench import claims, papers, published, records, registry, reproduce, runtime
+from flnoisebench.leaderboard import board
 from flnoisebench.reproduce import Line
 
 NOWHERE = Path("no-data")
@@ -208,10 +209,10 @@ def test_a_failed_run_stops_no_other_and_is_shown_as_failed(tmp_path, monkeypatc
 def test_what_a_leaderboard_keeps_is_shown_and_not_run_again(tmp_path, monkeypatch):
     """Rows outlive the folders of their runs: from a clone alone a table shows the same numbers."""
     chosen = [reproduce.entry(name, "smoke") for name in ("correction", "communication")]
-    runs, board, nothing = tmp_path / "runs", tmp_path / "board", tmp_path / "nothing"
+    runs, boards, nothing = tmp_path / "runs", tmp_path / "boards", tmp_path / "nothing"
     plans = [finished(entry, runs) for entry in chosen]
-    done("leaderboard", "build", runs, "--out", board, FLNOISEBENCH_COMMIT="c" * 40)
-    kept = reproduce.kept_runs(board, chosen)
+    done("leaderboard", "build", runs, "--out", boards, FLNOISEBENCH_COMMIT="c" * 40)
+    kept = board.kept(boards, {"digits"})
     monkeypatch.setattr(runtime, "prepare", None)  # nothing is to be prepared
     for entry, plan in zip(chosen, plans, strict=True):
         assert reproduce.carry_out(plan, data_root=NOWHERE, out=nothing, device="cpu", kept=kept) == {}
@@ -222,7 +223,7 @@ def test_what_a_leaderboard_keeps_is_shown_and_not_run_again(tmp_path, monkeypat
         assert any(line.by_draw for line in lines)
     assert not nothing.exists()
 
-    said = ("correction", "--scale", "smoke", "--device", "cpu", "--out", nothing, "--leaderboard", board)
+    said = ("correction", "--scale", "smoke", "--device", "cpu", "--out", nothing, "--leaderboard", boards)
     shown = done("reproduce", *said, "--dry-run")
     assert "2 runs, 2 of them over, 0 to run" in shown
     assert "2 of the runs are what the leaderboard keeps of them" in shown
@@ -238,8 +239,8 @@ def test_what_a_leaderboard_keeps_is_shown_and_not_run_again(tmp_path, monkeypat
 def test_what_only_a_runs_own_folder_has_is_missing_and_not_wrong(tmp_path):
     entry = reproduce.entry("orthogonality", "smoke")
     plan = finished(entry, tmp_path / "runs")
-    done("leaderboard", "build", tmp_path / "runs", "--out", tmp_path / "board", FLNOISEBENCH_COMMIT="c" * 40)
-    kept = reproduce.kept_runs(tmp_path / "board", [entry])
+    done("leaderboard", "build", tmp_path / "runs", "--out", tmp_path / "boards", FLNOISEBENCH_COMMIT="c" * 40)
+    kept = board.kept(tmp_path / "boards", {"digits"})
     whole, part = (
         reproduce.compared(entry, plan, tmp_path / "runs"),
         reproduce.compared(entry, plan, tmp_path, kept=kept),
@@ -251,7 +252,7 @@ def test_what_only_a_runs_own_folder_has_is_missing_and_not_wrong(tmp_path):
 def test_the_committed_rows_stand_in_the_papers_table():
     entry = reproduce.entry("cifar10-symmetric", "short")
     runs = reproduce.wanted(entry, device="cuda")
-    kept = reproduce.kept_runs(Path(__file__).parents[1] / "leaderboards", [entry])
+    kept = board.kept(Path(__file__).parents[1] / "leaderboards", {"cifar10"})
     (line,) = (
         one
         for one in reproduce.compared(entry, runs, NOWHERE, kept=kept)

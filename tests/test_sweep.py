@@ -302,13 +302,13 @@ def test_a_sweep_of_runs_that_are_over_starts_no_worker(local):
 def test_the_live_view_fits_a_terminal_of_80_columns(local):
     from rich.console import Console
 
-    from flnoisebench.cli.sweep import board
+    from flnoisebench.cli.sweep import live_view
 
     work = sweep.Sweep(local.runs, out=local.out, data_root=local.folder, place=SimpleNamespace(name="two workers"))
     work.carry_out()
     work.standings[0].status, work.standings[0].round, work.standings[0].accuracy = "running", 12, 87.654
     console = Console(width=80, height=24, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(board(work, 80, 24))
+    console.print(live_view(work, 80, 24))
     lines = console.export_text().splitlines()
     assert lines[0].startswith("2 done, 1 failed, 1 running, 0 queued of 4")
     (running,) = (line for line in lines if line.startswith("running"))

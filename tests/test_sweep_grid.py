@@ -7,6 +7,7 @@ import time
 import timeit
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from command_line import done, only_run, refused, rows, snapshot
@@ -14,9 +15,12 @@ from command_line import done, only_run, refused, rows, snapshot
 import flnoisebench
 from flnoisebench import grid, registry, runs
 from flnoisebench.cli.run import run
+from flnoisebench.cli.sweep import missing_in
+from flnoisebench.leaderboard import board
 from flnoisebench.settings import OPTIONS, from_options, resolve
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+LEADERBOARDS = Path(__file__).parents[1] / "leaderboards"
 HERE_ONLY = {"device", "lanes", "executor", "data_root", "out", "retry", "as_json", "config", "log_to"}
 
 
@@ -204,6 +208,33 @@ def test_a_dry_run_says_what_is_done_and_what_the_rest_costs_and_writes_nothing(
     assert said[2].startswith("new\tunknown\t")
     assert "3.0 s of one run at a time, and 2 runs of unknown cost" in said[-1]
     assert snapshot(out) == before
+
+
+def test_what_a_leaderboard_has_is_left_out(tmp_path, tiny, monkeypatch):
+    """On a machine that has the leaderboard and not the runs' folders, they are not run again."""
+    run = ("run", "--rounds", "2", "--clients", "5", "--device", "cpu", "--out", tmp_path / "runs")
+    for seed in ("0", "1"):
+        done(*run, "--method", "fedavg", "--seed", seed, FLNOISEBENCH_COMMIT="c" * 40)
+    done("leaderboard", "build", tmp_path / "runs", "--out", tmp_path / "boards")
+    command = ("sweep", tiny, "--out", tmp_path / "new", "--device", "cpu", "--dry-run", "--json")
+    plan = json.loads(done(*command, "--leaderboard", tmp_path / "boards"))
+    assert [row["folder"].split("/")[-3] for row in plan["runs"]] == ["fedcova", "fedcova"]
+    assert len(json.loads(done(*command))["runs"]) == 4
+    assert "holds no leaderboard" in refused(*command, "--leaderboard", tmp_path / "runs")
+
+    wanted = grid.load(tiny, device="cpu")
+    there = {one.folder(Path()): SimpleNamespace(status="failed") for one in wanted[:1]}
+    monkeypatch.setattr(board, "kept", lambda leaderboards, datasets: there)
+    assert missing_in(tmp_path, wanted, retry=False) == wanted[1:]  # as a failed run in a folder stays failed
+    assert missing_in(tmp_path, wanted, retry=True) == wanted
+
+
+def test_the_grid_of_cifar10_goes_on_from_the_committed_rows():
+    wanted = grid.load(LEADERBOARDS / "grids" / "cifar10-short.toml", device="cuda")
+    missing = missing_in(LEADERBOARDS, wanted, retry=False)
+    over = {(one.method, one.scenario.draw) for one in wanted if one not in missing and one.scenario.noise.tau == 0.7}
+    assert ("fedavg", 0) in over
+    assert len(over) == 27
 
 
 def test_the_example_for_images_of_ones_own_adds_no_noise_and_needs_no_truth(tmp_path):

@@ -16,6 +16,7 @@ from flnoisebench.api import MissingData
 from flnoisebench.cli import console
 from flnoisebench.cli import options as opt
 from flnoisebench.cli.listing import line
+from flnoisebench.leaderboard import board
 from flnoisebench.report import figures
 from flnoisebench.reproduce import Entry, Kept, Line, Wanted
 
@@ -34,7 +35,10 @@ def command(
     out: Annotated[Path, typer.Option(help="Where runs' folders are, and go.")] = Path("runs"),
     leaderboard: Annotated[
         Path | None,
-        typer.Option(help="Take what this folder of leaderboards has of the runs, instead of running that too."),
+        typer.Option(
+            help="Take what this folder of leaderboards has of the runs, instead of running that too.",
+            show_default="none",
+        ),
     ] = None,
     figure: Annotated[
         Path | None,
@@ -65,7 +69,9 @@ def command(
         return
     place = runtime.kind_of(device) if dry_run or name == "claims" else runtime.pick_devices(device)[0].type
     chosen = known if name in ("all", "claims") else {name: reproduce.entry(name, scale)}
-    kept = {} if leaderboard is None else reproduce.kept_runs(leaderboard, chosen.values())
+    kept = (
+        {} if leaderboard is None else board.kept(leaderboard, (one.dataset for one in chosen.values() if one.dataset))
+    )
     if name == "claims":
         _claims(claims.verdicts(scale, out, device=place, draws=draws, kept=kept), as_json)
         return

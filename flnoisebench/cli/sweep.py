@@ -19,6 +19,7 @@ from flnoisebench.cli import console
 from flnoisebench.cli import options as opt
 from flnoisebench.cli.console import duration, percent
 from flnoisebench.cli.listing import line
+from flnoisebench.leaderboard import board
 from flnoisebench.settings import Settings, read_toml
 
 if TYPE_CHECKING:  # Dask is an extra: what needs it imports it when it is called
@@ -62,6 +63,10 @@ def sweep(
     ] = None,
     data_root: opt.DataRoot = None,
     out: Annotated[Path, typer.Option(help="Where runs' folders go; all workers must see it.")] = Path("runs"),
+    leaderboard: Annotated[
+        Path | None,
+        typer.Option(help="Leave out the runs that this folder of leaderboards has.", show_default="none"),
+    ] = None,
     retry: Annotated[
         bool,
         typer.Option("--retry", help="Go on with runs that failed, from their last commit.", show_default="no"),
@@ -94,6 +99,8 @@ def sweep(
         device = runtime.pick_devices("auto")[0].type
     root = data_root or opt.default_data_root()
     wanted = grid.load(grid_file, device=device, data_root=root)
+    if leaderboard is not None:
+        wanted = missing_in(leaderboard, wanted, retry=retry)
     if dry_run:
         print_plan(wanted, out, place, retry=retry, as_json=as_json)
         return
@@ -120,6 +127,15 @@ def sweep(
     print_outcomes(outcomes, work.out, as_json=as_json)
     if any(outcome.status == "failed" for outcome in outcomes):
         raise typer.Exit(console.FAILED)
+
+
+def missing_in(leaderboard: Path, wanted: Sequence[Settings], *, retry: bool) -> list[Settings]:
+    """The runs that a leaderboard has not; retry: nor those that failed there."""
+    kept = board.kept(leaderboard, (one.scenario.dataset for one in wanted))
+    there = {folder for folder, entry in kept.items() if entry.status == "complete" or not retry}
+    missing = [one for one in wanted if one.folder(Path()) not in there]
+    console.warn(f"{len(wanted) - len(missing)} of {len(wanted)} runs are in {leaderboard} and are left out")
+    return missing
 
 
 def engine() -> Any:
@@ -217,7 +233,7 @@ def watched(work: Sweep, *, quiet: bool) -> list[Outcome]:
         work.on_change = Log()
         return work.carry_out()
     with Live(
-        get_renderable=lambda: board(work, console.out.width, console.out.height),
+        get_renderable=lambda: live_view(work, console.out.width, console.out.height),
         console=console.out,
         refresh_per_second=4,
     ):
@@ -251,7 +267,7 @@ def told(standing: Standing) -> str:
     return f"on {standing.host}"
 
 
-def board(work: Sweep, width: int, height: int) -> Group:
+def live_view(work: Sweep, width: int, height: int) -> Group:
     """Counts, the runs that are under way, and the last that ended, as many as the terminal has lines for."""
     standings = work.standings
     counts = Counter(standing.status for standing in standings)
