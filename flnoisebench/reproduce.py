@@ -67,11 +67,6 @@ class Entry:
         return from_options(said, device=device)
 
     @property
-    def dataset(self) -> str | None:
-        """The data set that this scale runs on; None of an entry without one."""
-        return self.scaling.get("dataset", self.options.get("dataset"))
-
-    @property
     def other_data(self) -> str | None:
         """The data set that this scale runs on, where it is not the paper's."""
         ours = self.scaling.get("dataset")

@@ -212,7 +212,7 @@ def test_what_a_leaderboard_keeps_is_shown_and_not_run_again(tmp_path, monkeypat
     runs, boards, nothing = tmp_path / "runs", tmp_path / "boards", tmp_path / "nothing"
     plans = [finished(entry, runs) for entry in chosen]
     done("leaderboard", "build", runs, "--out", boards, FLNOISEBENCH_COMMIT="c" * 40)
-    kept = board.kept(boards, {"digits"})
+    kept = board.kept(boards)
     monkeypatch.setattr(runtime, "prepare", None)  # nothing is to be prepared
     for entry, plan in zip(chosen, plans, strict=True):
         assert reproduce.carry_out(plan, data_root=NOWHERE, out=nothing, device="cpu", kept=kept) == {}
@@ -240,7 +240,7 @@ def test_what_only_a_runs_own_folder_has_is_missing_and_not_wrong(tmp_path):
     entry = reproduce.entry("orthogonality", "smoke")
     plan = finished(entry, tmp_path / "runs")
     done("leaderboard", "build", tmp_path / "runs", "--out", tmp_path / "boards", FLNOISEBENCH_COMMIT="c" * 40)
-    kept = board.kept(tmp_path / "boards", {"digits"})
+    kept = board.kept(tmp_path / "boards")
     whole, part = (
         reproduce.compared(entry, plan, tmp_path / "runs"),
         reproduce.compared(entry, plan, tmp_path, kept=kept),
@@ -252,7 +252,7 @@ def test_what_only_a_runs_own_folder_has_is_missing_and_not_wrong(tmp_path):
 def test_the_committed_rows_stand_in_the_papers_table():
     entry = reproduce.entry("cifar10-symmetric", "short")
     runs = reproduce.wanted(entry, device="cuda")
-    kept = board.kept(Path(__file__).parents[1] / "leaderboards", {"cifar10"})
+    kept = board.kept(Path(__file__).parents[1] / "leaderboards")
     (line,) = (
         one
         for one in reproduce.compared(entry, runs, NOWHERE, kept=kept)

@@ -224,7 +224,7 @@ def test_what_a_leaderboard_has_is_left_out(tmp_path, tiny, monkeypatch):
 
     wanted = grid.load(tiny, device="cpu")
     there = {one.folder(Path()): SimpleNamespace(status="failed") for one in wanted[:1]}
-    monkeypatch.setattr(board, "kept", lambda leaderboards, datasets: there)
+    monkeypatch.setattr(board, "kept", lambda leaderboards: there)
     assert missing_in(tmp_path, wanted, retry=False) == wanted[1:]  # as a failed run in a folder stays failed
     assert missing_in(tmp_path, wanted, retry=True) == wanted
 

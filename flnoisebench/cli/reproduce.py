@@ -69,9 +69,7 @@ def command(
         return
     place = runtime.kind_of(device) if dry_run or name == "claims" else runtime.pick_devices(device)[0].type
     chosen = known if name in ("all", "claims") else {name: reproduce.entry(name, scale)}
-    kept = (
-        {} if leaderboard is None else board.kept(leaderboard, (one.dataset for one in chosen.values() if one.dataset))
-    )
+    kept = {} if leaderboard is None else board.kept(leaderboard)
     if name == "claims":
         _claims(claims.verdicts(scale, out, device=place, draws=draws, kept=kept), as_json)
         return

@@ -131,7 +131,7 @@ def sweep(
 
 def missing_in(leaderboard: Path, wanted: Sequence[Settings], *, retry: bool) -> list[Settings]:
     """The runs that a leaderboard has not; retry: nor those that failed there."""
-    kept = board.kept(leaderboard, (one.scenario.dataset for one in wanted))
+    kept = board.kept(leaderboard)
     there = {folder for folder, entry in kept.items() if entry.status == "complete" or not retry}
     missing = [one for one in wanted if one.folder(Path()) not in there]
     console.warn(f"{len(wanted) - len(missing)} of {len(wanted)} runs are in {leaderboard} and are left out")

@@ -152,14 +152,10 @@ def read(leaderboards: Path, dataset: str | None = None) -> tuple[list[Row], lis
     return rows, found
 
 
-def kept(leaderboards: Path, datasets: Iterable[str]) -> dict[Path, Entry]:
-    """The entries of runs on these data sets, by the folder that such a run has below any ``out``: what need not be run
-    again.  A data set without a leaderboard has none.  Raises ValueError as ``read`` does."""
-    tables = {path.stem for path in leaderboards.glob("*.csv")}
-    if not tables:
-        read(leaderboards)  # says so
-    found = [entry for name in sorted(tables.intersection(datasets)) for entry in read(leaderboards, name)[1]]
-    return {entry.settings.folder(Path()): entry for entry in found}
+def kept(leaderboards: Path) -> dict[Path, Entry]:
+    """What need not be run again: the entries by the folder that such a run has below any ``out``.  Raises ValueError
+    as ``read`` does."""
+    return {entry.settings.folder(Path()): entry for entry in read(leaderboards)[1]}
 
 
 def members(row: Row, entries: Iterable[Entry]) -> list[Entry]:
