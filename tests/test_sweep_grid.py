@@ -220,18 +220,24 @@ def test_what_a_leaderboard_has_is_left_out(tmp_path, tiny, monkeypatch):
     plan = json.loads(done(*command, "--leaderboard", tmp_path / "boards"))
     assert [row["folder"].split("/")[-3] for row in plan["runs"]] == ["fedcova", "fedcova"]
     assert len(json.loads(done(*command))["runs"]) == 4
+    tiny.write_text(tiny.read_text().replace("[0, 1]", "[0, 1, 2]"))
+    plan = json.loads(done(*command, "--leaderboard", tmp_path / "boards"))
+    known = {row["folder"].split("/")[-3]: row["seconds"] for row in plan["runs"]}
+    assert known["fedavg"] > 0  # by what it took elsewhere
+    assert known["fedcova"] is None
+    tiny.write_text(tiny.read_text().replace("[0, 1, 2]", "[0, 1]"))
     assert "holds no leaderboard" in refused(*command, "--leaderboard", tmp_path / "runs")
 
     wanted = grid.load(tiny, device="cpu")
     there = {one.folder(Path()): SimpleNamespace(status="failed") for one in wanted[:1]}
     monkeypatch.setattr(board, "kept", lambda leaderboards: there)
-    assert missing_in(tmp_path, wanted, retry=False) == wanted[1:]  # as a failed run in a folder stays failed
-    assert missing_in(tmp_path, wanted, retry=True) == wanted
+    assert missing_in(tmp_path, wanted, retry=False)[0] == wanted[1:]  # as a failed run in a folder stays failed
+    assert missing_in(tmp_path, wanted, retry=True)[0] == wanted
 
 
 def test_the_grid_of_cifar10_goes_on_from_the_committed_rows():
     wanted = grid.load(LEADERBOARDS / "grids" / "cifar10-short.toml", device="cuda")
-    missing = missing_in(LEADERBOARDS, wanted, retry=False)
+    missing, _ = missing_in(LEADERBOARDS, wanted, retry=False)
     over = {(one.method, one.scenario.draw) for one in wanted if one not in missing and one.scenario.noise.tau == 0.7}
     assert ("fedavg", 0) in over
     assert len(over) == 27

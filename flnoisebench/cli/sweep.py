@@ -23,6 +23,7 @@ from flnoisebench.leaderboard import board
 from flnoisebench.settings import Settings, read_toml
 
 if TYPE_CHECKING:  # Dask is an extra: what needs it imports it when it is called
+    from flnoisebench.leaderboard import Entry
     from flnoisebench.sweep import Outcome, Place, Standing, Sweep
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -99,10 +100,11 @@ def sweep(
         device = runtime.pick_devices("auto")[0].type
     root = data_root or opt.default_data_root()
     wanted = grid.load(grid_file, device=device, data_root=root)
+    kept: list[Entry] = []
     if leaderboard is not None:
-        wanted = missing_in(leaderboard, wanted, retry=retry)
+        wanted, kept = missing_in(leaderboard, wanted, retry=retry)
     if dry_run:
-        print_plan(wanted, out, place, retry=retry, as_json=as_json)
+        print_plan(wanted, out, place, kept, retry=retry, as_json=as_json)
         return
     assert place is not None
     work = engine().Sweep(
@@ -129,13 +131,13 @@ def sweep(
         raise typer.Exit(console.FAILED)
 
 
-def missing_in(leaderboard: Path, wanted: Sequence[Settings], *, retry: bool) -> list[Settings]:
-    """The runs that a leaderboard has not; retry: nor those that failed there."""
+def missing_in(leaderboard: Path, wanted: Sequence[Settings], *, retry: bool) -> tuple[list[Settings], list[Entry]]:
+    """(the runs that a leaderboard has not, all that it has).  retry: those that failed there are none that it has."""
     kept = board.kept(leaderboard)
     there = {folder for folder, entry in kept.items() if entry.status == "complete" or not retry}
     missing = [one for one in wanted if one.folder(Path()) not in there]
     console.warn(f"{len(wanted) - len(missing)} of {len(wanted)} runs are in {leaderboard} and are left out")
-    return missing
+    return missing, list(kept.values())
 
 
 def engine() -> Any:
@@ -181,14 +183,28 @@ def place_of(
 # --------------------------------------------------------------------------------------------------- the plan
 
 
-def print_plan(wanted: Sequence[Settings], out: Path, place: Place | None, *, retry: bool, as_json: bool) -> None:
-    """A line a run: what is known of it, and how long the rest of it takes by what earlier runs took."""
+def print_plan(
+    wanted: Sequence[Settings],
+    out: Path,
+    place: Place | None,
+    kept: Sequence[Entry] = (),
+    *,
+    retry: bool,
+    as_json: bool,
+) -> None:
+    """A line a run: what is known of it, and how long the rest of it takes by what earlier runs took, below ``out`` or
+    else by a leaderboard's."""
     known = runs.below(out)
+    elsewhere = [
+        runs.Found(Path(), one.status, one.settings.model_dump(mode="json"), one.rounds, None, one.seconds["round"])
+        for one in kept
+        if one.rounds
+    ]
     by_folder = {run.folder: run for run in known}
     rows: list[dict[str, Any]] = []
     for settings in wanted:
         found = by_folder.get(settings.folder(out)) or runs.Found(settings.folder(out), "unfinished", {})
-        pace = runs.seconds_a_round(settings, known)
+        pace = runs.seconds_a_round(settings, known) or runs.seconds_a_round(settings, elsewhere)
         # one that could not begin has no settings, and no result that would keep the sweep from it
         over = found.status == "complete" or (found.status == "failed" and not retry and bool(found.settings))
         rest = 0 if over else settings.protocol.rounds - found.rounds
@@ -217,6 +233,8 @@ def print_plan(wanted: Sequence[Settings], out: Path, place: Place | None, *, re
     cost = f"{duration(sum(estimated))} of one run at a time" if estimated else "nothing" if not unknown else "unknown"
     if estimated and unknown:
         cost += f", and {unknown} runs of unknown cost (no earlier run of that method on that data set in {out})"
+    if estimated and kept:
+        cost += "; where no run is there, by the leaderboard's, on their machines and beside what ran there"
     line("cost", cost)
     if script is not None:
         print(script, end="")
