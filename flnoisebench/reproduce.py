@@ -295,6 +295,12 @@ def time_ratio(run: Done, reference: Done | None) -> float | None:
     return run.result.seconds["round"] / reference.result.seconds["round"]
 
 
+def time_ratio_alone(run: Done, reference: Done | None) -> float | None:
+    """The same of two runs that say that nothing else was on their devices: what a claim may rest on."""
+    alone = hardware(run.result.environment)["sharing"] == "alone"
+    return time_ratio(run, reference) if alone else None
+
+
 def _upload(run: Done) -> float:
     """Bytes that a client uploads in a round."""
     cohort = run.result.settings.protocol.participation * run.result.settings.scenario.clients
@@ -325,6 +331,7 @@ MEASURES: dict[str, Measure] = {
     "roughness": Measure("points a round", lambda run, _: roughness(run), -1),
     "minutes": Measure("min", lambda run, _: run.result.seconds["round"] / 60, -1),
     "time ratio": Measure("times FedAvg", time_ratio, -1),
+    "time ratio, both alone": Measure("times FedAvg", time_ratio_alone, -1),
     "upload of a client": Measure("MB a round", lambda run, _: _upload(run) / 1e6, -1),
     "upload over FedAvg's": Measure(
         "%",

@@ -298,6 +298,10 @@ def test_measures_by_hand():
     here, there = made([], device="cpu", lanes=1), made([], device="cpu", lanes=4)
     assert reproduce.time_ratio(here, here) == 1.0
     assert reproduce.time_ratio(here, there) is None  # other hardware
+    assert reproduce.time_ratio_alone(here, here) is None  # nobody knows
+    alone, beside = (made([], device="cpu", lanes=1, sharing=said) for said in ("alone", "beside others"))
+    assert reproduce.time_ratio_alone(alone, alone) == reproduce.time_ratio(beside, beside) == 1.0
+    assert reproduce.time_ratio_alone(beside, beside) is reproduce.time_ratio_alone(alone, beside) is None
     moved = made([], device="cpu", lanes=1, earlier=[{"device": "cpu", "lanes": 4}])
     assert reproduce.time_ratio(moved, here) is None  # begun on other hardware
     assert reproduce.time_ratio(here, None) is None
