@@ -11,7 +11,8 @@ import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from pydantic import ValidationError, model_validator
 
@@ -48,6 +49,15 @@ class RoundRecord(Config):
     )
     peak_memory: int = Field(..., ge=0, unit="bytes", why="of the device, or of the process on a CPU")
     digest: str = Field(..., why="chain over states, uploads and predictions up to here")
+
+
+class Point(NamedTuple):
+    """Of a RoundRecord what a leaderboard keeps, in its place where there is no other: no diagnostics, then."""
+
+    round: int
+    accuracy: float | None
+    label_noise: float | None
+    diagnostics: Mapping[str, float] = MappingProxyType({})
 
 
 class Accuracy(Config):

@@ -25,7 +25,7 @@ from flnoisebench.leaderboard import REFERENCE
 from flnoisebench.leaderboard import Entry as Kept
 from flnoisebench.leaderboard.comparison import paired
 from flnoisebench.leaderboard.entries import hardware
-from flnoisebench.records import RunResult
+from flnoisebench.records import Point, RoundRecord, RunResult
 from flnoisebench.report import figures, tolerance
 from flnoisebench.scenario import pictures
 from flnoisebench.settings import Settings, assignments, from_options
@@ -142,15 +142,6 @@ def wanted(entry: Entry, *, device: str, draws: int | None = None) -> list[Wante
     return found
 
 
-class Point(NamedTuple):
-    """What measures use of a round."""
-
-    round: int
-    accuracy: float | None
-    label_noise: float | None
-    diagnostics: Mapping[str, float]
-
-
 @dataclass(frozen=True)
 class Done:
     """A finished run of an entry.  folder: its own; None where a leaderboard's entry, the result then, is all of it."""
@@ -162,17 +153,11 @@ class Done:
     result: RunResult | Kept
 
     @cached_property
-    def rounds(self) -> list[Point]:
-        """A leaderboard's have no diagnostics."""
+    def rounds(self) -> Sequence[RoundRecord | Point]:
         if isinstance(self.result, Kept):
-            curves = self.result.curves
-            both = zip(curves.accuracy, curves.label_noise, strict=True)
-            return [Point(i, accuracy, noise, {}) for i, (accuracy, noise) in enumerate(both)]
+            return self.result.points
         assert self.folder is not None
-        return [
-            Point(one.round, one.accuracy, one.label_noise, one.diagnostics)
-            for one in records.load_records(self.folder)
-        ]
+        return records.load_records(self.folder)
 
 
 def present(runs: Iterable[Wanted], out: Path, kept: Mapping[Path, Kept] | None = None) -> list[Done]:
@@ -492,8 +477,8 @@ def notes(entry: Entry, lines: Sequence[Line], from_leaderboard: int = 0) -> lis
     found = []
     if from_leaderboard:
         found.append(
-            f"{from_leaderboard} of the runs are what the leaderboard keeps of them; a method's own numbers of each "
-            "round and the figures need the runs' folders"
+            f"{from_leaderboard} of the runs are what the leaderboard keeps of them, without a method's own numbers of "
+            "each round"
         )
     if entry.other_data and any(line.published is not None for line in lines):
         found.append(
@@ -578,9 +563,17 @@ def _toy_numbers(eps2: float) -> list[tuple[str, str, float]]:
 FIGURES = {"accuracy": None, "runtime": "costs"}  # kinds of figures by what an entry shows; else of the same name
 
 
-def draw(entry: Entry, runs: Sequence[Wanted], out: Path, path: Path, *, data_root: Path) -> bool:
-    """Write the entry's figure from the runs that are over, in folders below ``out``; False where it is a table, or
-    nothing is over."""
+def draw(
+    entry: Entry,
+    runs: Sequence[Wanted],
+    out: Path,
+    path: Path,
+    *,
+    kept: Mapping[Path, Kept] | None = None,
+    data_root: Path,
+) -> bool:
+    """Write the entry's figure from the runs that are over (``present``); False where it is a table, or nothing is
+    over."""
     kind = FIGURES.get(entry.show, entry.show)
     if kind is None:
         return False
@@ -596,9 +589,9 @@ def draw(entry: Entry, runs: Sequence[Wanted], out: Path, path: Path, *, data_ro
         figures.save(figures.draw(kind), path)
         return True
     shown = [
-        figures.Run(run.line, run.level, run.settings, records.load_records(folder), result)
-        for run in runs
-        if (result := records.result_of(folder := run.settings.folder(out))) and result.status == "complete"
+        figures.Run(run.line, run.level, run.result.settings, run.rounds, run.result)
+        for run in present(runs, out, kept)
+        if run.result.status == "complete"
     ]
     if not shown:
         return False

@@ -49,6 +49,41 @@ def drawable(runs):
     }
 
 
+def test_a_long_legend_leaves_the_panels_their_room(runs, tmp_path):
+    many = [
+        run._replace(label=f"a method with many settings, {i}", panel=f"panel {i % 3}, " + "with a long name " * 4)
+        for run in runs
+        for i in range(12)
+    ]
+    figure = figures.draw("curves", many)
+    figures.save(figure, tmp_path / "long.png")
+    (legend,) = figure.legends
+    for axes in figure.axes:
+        box = axes.get_window_extent()
+        assert box.height / figure.dpi > 2  # inches
+        assert not box.overlaps(legend.get_window_extent())
+
+
+def test_what_a_leaderboard_keeps_draws_the_same_figures_where_it_keeps_enough(out, runs, tmp_path):
+    """A clone has the rows, and not the folders of their runs."""
+    done("leaderboard", "build", out, "--out", tmp_path, FLNOISEBENCH_COMMIT="c" * 40)
+    kept = figures.load([tmp_path])
+    assert figures.load([tmp_path / "results" / "digits"]) == kept
+    same = {run.settings.folder(out): run for run in kept}
+    assert len(same) == len(runs)
+    for kind, over, method in (("curves", None, None), ("costs", None, None), ("correction", None, "fedcova"),
+                               ("sensitivity", "alpha", "fedcova")):  # fmt: skip
+        own = of(runs, method) if method else runs
+        figures.save(figures.draw(kind, own, over), tmp_path / "own.svg")
+        figures.save(figures.draw(kind, [same[run.settings.folder(out)] for run in own], over), tmp_path / "kept.svg")
+        assert (tmp_path / "kept.svg").read_bytes() == (tmp_path / "own.svg").read_bytes(), kind
+    for kind, what in (("orthogonality", "no leaderboard keeps it"), ("clients", "a leaderboard does not keep it"),
+                       ("noise", "needs the run's folder")):  # fmt: skip
+        with pytest.raises(ValueError, match=what):
+            figures.draw(kind, kept)
+    assert rows(done("plot", "curves", tmp_path, "-o", tmp_path / "a.svg"))["figure"] == str(tmp_path / "a.svg")
+
+
 def test_every_kind_is_written_as_vectors_and_the_same_runs_give_the_same_bytes(runs, tmp_path):
     endings = {kind: (".svg", ".pdf") if kind in ("curves", "toy-densities") else (".svg",) for kind in figures.KINDS}
     for kind, figure in drawable(runs).items():

@@ -17,7 +17,9 @@ def plot(
     kind: Annotated[str, typer.Argument(metavar="KIND", help=f"One of {', '.join(figures.KINDS)}; list says more.")],
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[RUN...]", help="Runs' folders, or folders of runs.", show_default="none"),
+        typer.Argument(
+            metavar="[RUN...]", help="Runs' folders, folders of runs, or (of) a leaderboard's.", show_default="none"
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="FILE.svg, FILE.pdf or FILE.png.", show_default="KIND.svg")

@@ -90,7 +90,7 @@ def command(
                 runs, data_root=root, out=out, device=device, kept=kept, workers=workers, retry=retry, on_start=_say
             )
             lines = reproduce.compared(one, runs, out, kept=kept, data_root=root)
-            drawn = _drawn(one, runs, out, figure, root)
+            drawn = _drawn(one, runs, out, kept, figure, root)
         except MissingData as error:
             if name != "all":
                 raise
@@ -147,11 +147,13 @@ def _kept(runs: Sequence[Wanted], out: Path, kept: Mapping[Path, Kept]) -> int:
     return sum(run.folder is None for run in reproduce.present(runs, out, kept))
 
 
-def _drawn(entry: Entry, runs: Sequence[Wanted], out: Path, figure: Path | None, root: Path) -> Path | None:
+def _drawn(
+    entry: Entry, runs: Sequence[Wanted], out: Path, kept: Mapping[Path, Kept], figure: Path | None, root: Path
+) -> Path | None:
     """The figure's file; None where there is none to draw.  A missing matplotlib costs the figure, not the numbers."""
     path = figure or out / "figures" / entry.scale / f"{entry.name}.svg"
     try:
-        return path if reproduce.draw(entry, runs, out, path, data_root=root) else None
+        return path if reproduce.draw(entry, runs, out, path, kept=kept, data_root=root) else None
     except ValueError as error:
         if figure is not None:
             raise

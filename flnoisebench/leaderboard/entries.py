@@ -18,7 +18,7 @@ from pydantic import model_validator
 from flnoisebench import records
 from flnoisebench.api import Config, Field
 from flnoisebench.checkpoint import read_head
-from flnoisebench.records import Accuracy, LastRounds, RoundRecord, RunResult
+from flnoisebench.records import Accuracy, LastRounds, Point, RoundRecord, RunResult
 from flnoisebench.settings import Settings
 
 RESULTS = "results"  # the folder of entries below a leaderboard's
@@ -116,6 +116,12 @@ class Entry(Config):
     @property
     def accuracy(self) -> Accuracy:
         return Accuracy.of(self.curves.accuracy)
+
+    @property
+    def points(self) -> list[Point]:
+        """What is known of each round."""
+        both = zip(self.curves.accuracy, self.curves.label_noise, strict=True)
+        return [Point(i, accuracy, noise) for i, (accuracy, noise) in enumerate(both)]
 
     @property
     def hardware(self) -> tuple[str, ...]:

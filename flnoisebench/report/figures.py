@@ -19,10 +19,11 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from flnoisebench import records, registry
-from flnoisebench.leaderboard.entries import hardware, runs_below
+from flnoisebench.leaderboard import Entry, entries
+from flnoisebench.leaderboard.entries import hardware
 from flnoisebench.leaderboard.naming import told_apart
 from flnoisebench.leaderboard.rows import budget_of, default_preset
-from flnoisebench.records import RoundRecord, RunResult
+from flnoisebench.records import Point, RoundRecord, RunResult
 from flnoisebench.report import tolerance
 from flnoisebench.settings import Settings, flat
 
@@ -33,19 +34,22 @@ MARKERS = "osD^vPX*<>"
 STYLES = ("-", "--", ":", "-.")
 WIDTH = 3.4  # inches of a panel: two fit a page's width
 LETTER = 0.06  # inches of a letter, on average
+LINE = 0.15  # inches of a line of a legend
+BELOW = 0.3  # inches below the panels
 
 
 class Run(NamedTuple):
-    """A run as figures need it.  label: of its line; panel: what it shares a panel with; result: None if unfinished."""
+    """A run as figures need it.  label: of its line; panel: what it shares a panel with; result: None if unfinished,
+    an Entry where a leaderboard's is all that there is."""
 
     label: str
     panel: str
     settings: Settings
-    rounds: list[RoundRecord]
-    result: RunResult | None
+    rounds: Sequence[RoundRecord | Point]
+    result: RunResult | Entry | None
 
     @property
-    def outcome(self) -> RunResult | None:
+    def outcome(self) -> RunResult | Entry | None:
         """The result of a complete run; None of another, whose accuracy and costs are no method's."""
         return self.result if self.result is not None and self.result.status == "complete" else None
 
@@ -53,16 +57,27 @@ class Run(NamedTuple):
     def federation(self) -> dict[str, Any]:
         if self.result is None:
             raise ValueError(f"the run of {self.label} in {self.panel} is unfinished, and this needs its result")
+        if isinstance(self.result, Entry):
+            raise ValueError(
+                f"of {self.label} in {self.panel} there is what a leaderboard keeps, which says nothing of single "
+                "clients: this needs the run's folder (`scenario show` draws the scenario)"
+            )
         return self.result.federation
 
 
 def load(folders: Iterable[Path]) -> list[Run]:
-    """The runs in or below these folders.  Raises ValueError where there is none, or one is damaged."""
-    found = []
-    for place in runs_below(folders):
-        settings = records.load_settings(place)
-        found.append(Run("", "", settings, records.load_records(place), records.result_of(place)))
-    return named(found)
+    """The runs in or below these folders; of a leaderboard's folder, or one in it, its entries.  Raises ValueError
+    where there is none, or one is damaged."""
+    found: dict[Path, Run] = {}
+    for top in folders:
+        kept = sorted(top.rglob("draw*-seed*.json"))  # a run's own folder holds no such file
+        for path in kept:
+            entry = entries.load(path)
+            found[path] = Run("", "", entry.settings, entry.points, entry)
+        for place in [] if kept else entries.runs_below([top]):
+            settings = records.load_settings(place)
+            found[place] = Run("", "", settings, records.load_records(place), records.result_of(place))
+    return named(found.values())
 
 
 def named(runs: Iterable[Run]) -> list[Run]:
@@ -210,7 +225,7 @@ def _panels(rows: int, columns: int, height: float = 2.4, **options: Any) -> tup
     _matplotlib()
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH * max(columns, 1.2), height * rows + 0.3), layout="constrained")
+    figure = Figure(figsize=(WIDTH * max(columns, 1.2), height * rows + BELOW), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
@@ -232,7 +247,7 @@ def _wrapped(text: str, letters: int = 48) -> str:
     return textwrap.fill(text, letters, break_long_words=False, break_on_hyphens=False)
 
 
-def _series(runs: Iterable[Run], value: Callable[[RoundRecord], float | None]) -> tuple[Any, Any, Any]:
+def _series(runs: Iterable[Run], value: Callable[[RoundRecord | Point], float | None]) -> tuple[Any, Any, Any]:
     """(rounds from 1, mean, standard deviation) over runs; a round without a number in some run is left out, a
     deviation is 0 where there is one run."""
     columns: dict[int, list[float]] = defaultdict(list)
@@ -249,7 +264,9 @@ def _series(runs: Iterable[Run], value: Callable[[RoundRecord], float | None]) -
     return x, mean, deviation
 
 
-def _curve(axes: Any, runs: Sequence[Run], value: Callable[[RoundRecord], float | None], label: str, look: Any) -> bool:
+def _curve(
+    axes: Any, runs: Sequence[Run], value: Callable[[RoundRecord | Point], float | None], label: str, look: Any
+) -> bool:
     """Draw it; False, and nothing drawn, where no run has a number."""
     x, mean, deviation = _series(runs, value)
     if not len(x):
@@ -268,11 +285,11 @@ def _grouped(runs: Iterable[Run], key: Callable[[Run], Any]) -> dict[Any, list[R
     return dict(found)
 
 
-def _accuracy(record: RoundRecord) -> float | None:
+def _accuracy(record: RoundRecord | Point) -> float | None:
     return record.accuracy
 
 
-def _noise(record: RoundRecord) -> float | None:
+def _noise(record: RoundRecord | Point) -> float | None:
     return record.label_noise
 
 
@@ -291,23 +308,27 @@ def curves(runs: Sequence[Run]) -> Any:
 
 
 def _legend(figure: Any, axes: Any) -> None:
-    """One for all panels, below them."""
+    """One for all panels, below them, for which the figure grows where it is long."""
     entries: dict[str, Any] = {}
     for place in axes.flat:
         handles, labels = place.get_legend_handles_labels()
         entries |= dict(zip(labels, handles, strict=True))
     letters = int(figure.get_figwidth() / LETTER)
     beside = letters // (max(map(len, entries), default=0) + 8)  # with a mark and gaps
-    figure.legend(
-        list(entries.values()),
-        [_wrapped(name, letters - 8) for name in entries],
-        loc="outside lower center",
-        ncols=max(1, min(len(entries), 3, beside)),
-    )
+    columns = max(1, min(len(entries), 3, beside))
+    names = [_wrapped(name, letters - 8) for name in entries]
+    lines = sum(name.count("\n") + 1 for name in names) / columns
+    figure.set_figheight(figure.get_figheight() + max(0.0, LINE * lines - BELOW))
+    figure.legend(list(entries.values()), names, loc="outside lower center", ncols=columns)
 
 
 def _stacked(
-    runs: Sequence[Run], upper: Callable[[RoundRecord], float | None], title: str, missing: str, *, steps: bool = False
+    runs: Sequence[Run],
+    upper: Callable[[RoundRecord | Point], float | None],
+    title: str,
+    missing: str,
+    *,
+    steps: bool = False,
 ) -> Any:
     """Two panels over one axis of rounds (no second y axis, whose scale could say anything)."""
     names = _names(runs)
@@ -347,7 +368,7 @@ def orthogonality(runs: Sequence[Run]) -> Any:
     """The orthogonality index phi and accuracy, by round."""
     return _stacked(
         runs, lambda record: record.diagnostics.get("phi"), "orthogonality index φ",
-        "none of these runs has the diagnostic phi: methods with class covariances report it",
+        "none of these runs has the diagnostic phi: methods with class covariances report it; no leaderboard keeps it",
     )  # fmt: skip
 
 
@@ -365,12 +386,12 @@ def clients(runs: Sequence[Run]) -> Any:
         pairs = [
             (one.wrong_labels_before, one.wrong_labels_after)
             for one in (run.outcome for run in line)
-            if one is not None and one.wrong_labels_before is not None and one.wrong_labels_after is not None
+            if isinstance(one, RunResult) and one.wrong_labels_before is not None and one.wrong_labels_after is not None
         ]
         if not pairs:
             raise ValueError(
                 f"{name}: no complete run says how many labels of each client are wrong: its data set has no truth, or "
-                "it was run by a version that did not write it down"
+                "it was run by a version that did not write it down; a leaderboard does not keep it"
             )
         before, after = (np.mean([pair[i] for pair in pairs], axis=0) for i in (0, 1))
         where = np.arange(len(before))
@@ -435,7 +456,7 @@ def sensitivity(runs: Sequence[Run], over: str) -> Any:
     return figure
 
 
-COSTS: tuple[tuple[str, Callable[[RunResult], float]], ...] = (
+COSTS: tuple[tuple[str, Callable[[RunResult | Entry], float]], ...] = (
     ("upload (MB a round)", lambda result: result.bytes_up / max(result.rounds, 1) / 1e6),
     ("download (MB a round)", lambda result: result.bytes_down / max(result.rounds, 1) / 1e6),
     ("time (s a round)", lambda result: result.seconds.get("round", 0.0) / max(result.rounds, 1)),
@@ -452,7 +473,7 @@ def costs(runs: Sequence[Run]) -> Any:
     if not results:
         raise ValueError("none of these runs is complete, and costs are read from results")
     bars = told_apart({i: name for i, (name, _) in enumerate(results)}, lambda i: hardware(results[i][1].environment))
-    lines: dict[str, list[RunResult]] = defaultdict(list)
+    lines: dict[str, list[RunResult | Entry]] = defaultdict(list)
     for i, name in bars.items():
         lines[name].append(results[i][1])
     figure, axes = _panels(len(COSTS), 1, height=0.35 + 0.2 * len(lines))
