@@ -231,6 +231,7 @@ def test_what_a_leaderboard_keeps_is_shown_and_not_run_again(tmp_path, monkeypat
     assert [line["mean"] for line in content["lines"]] == [
         line.mean for line in reproduce.compared(chosen[0], plans[0], runs)
     ]
+    assert Path(content["figure"]).read_text().count("<path") > 10
     parts = json.loads(done("reproduce", "claims", *said[1:], "--json"))["claims"]
     assert any(part["mean"] is not None for claim in parts for part in claim["parts"] if part["draws"])
     assert "holds no leaderboard" in refused("reproduce", "correction", "--leaderboard", nothing, "--dry-run")
