@@ -225,6 +225,10 @@ def test_what_a_leaderboard_keeps_is_shown_and_not_run_again(tmp_path, monkeypat
 
     said = ("correction", "--scale", "smoke", "--device", "cpu", "--out", nothing, "--leaderboard", boards)
     shown = done("reproduce", *said, "--dry-run")
+    assert "figure\t" not in shown
+    drawn = tmp_path / "own.svg"
+    assert f"figure\t{drawn}" in done("reproduce", *said, "--dry-run", "--figure", drawn)
+    assert drawn.is_file()
     assert "2 runs, 2 of them over, 0 to run" in shown
     assert "2 of the runs are what the leaderboard keeps of them" in shown
     content = json.loads(done("reproduce", *said, "--json"))["entries"][0]

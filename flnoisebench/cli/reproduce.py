@@ -80,7 +80,7 @@ def command(
     root = data_root or opt.default_data_root()
     plans = {one.name: reproduce.wanted(one, device=place, draws=draws) for one in chosen.values()}
     if dry_run:
-        _dry_run(chosen, plans, out, kept)
+        _dry_run(chosen, plans, out, kept, figure, root)
         return
     content, without = [], 0
     for one in chosen.values():
@@ -130,7 +130,15 @@ def _list(known: dict[str, Entry], draws: int | None) -> None:
     line("claims", "each claim of the paper: holds, fails or undetermined, from the results that are there")
 
 
-def _dry_run(chosen: dict[str, Entry], plans: dict[str, list[Wanted]], out: Path, kept: Mapping[Path, Kept]) -> None:
+def _dry_run(
+    chosen: dict[str, Entry],
+    plans: dict[str, list[Wanted]],
+    out: Path,
+    kept: Mapping[Path, Kept],
+    figure: Path | None,
+    root: Path,
+) -> None:
+    """What there is to run, and the numbers of what is over; a figure only where one is asked for by name."""
     seen: set[Path] = set()
     for name, runs in plans.items():
         folders = {run.settings.folder(out) for run in runs}
@@ -139,7 +147,8 @@ def _dry_run(chosen: dict[str, Entry], plans: dict[str, list[Wanted]], out: Path
         seen |= folders
         if over:
             lines = reproduce.compared(chosen[name], runs, out, kept=kept)
-            _print(chosen[name], lines, None, _kept(runs, out, kept))
+            drawn = None if figure is None else _drawn(chosen[name], runs, out, kept, figure, root)
+            _print(chosen[name], lines, drawn, _kept(runs, out, kept))
 
 
 def _kept(runs: Sequence[Wanted], out: Path, kept: Mapping[Path, Kept]) -> int:
