@@ -383,7 +383,7 @@ def prepare(
         arrays = dataset.load(data_root, public=wants_public(settings.method))
     if scene is None:
         scene = build_scenario(settings.scenario, dataset, arrays, data_root)
-    remarks = [*provenance.remarks(), *scenario.remarks(*scene)]
+    remarks = scenario.remarks(*scene)
     arrays = with_foreign(arrays, *scene, data_root)
     arrays, scene = under_oracle(settings.oracle, arrays, scene)
     return Run(
@@ -481,7 +481,7 @@ class Run:
         remarks: Sequence[str] = (),
     ) -> None:
         """device: of the server's part, evaluation and a share of the clients.  beside: further ones for clients.
-        remarks: for people, of the code (provenance.remarks) and of the scenario as drawn (scenario.remarks)."""
+        remarks: for people, of the scenario as drawn (scenario.remarks)."""
         self.settings = settings
         self.remarks = remarks
         self.folder = folder

@@ -17,7 +17,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from command_line import RUN, SCRIPT, done
+from command_line import RUN, SCRIPT, call, done
 
 from flnoisebench import provenance, registry, runtime
 from flnoisebench.settings import resolve
@@ -338,10 +338,28 @@ def test_a_copy_whose_commit_nobody_knows_says_so_before_its_hours_are_spent(tmp
 
 
 def test_a_run_and_a_sweep_of_such_a_copy_say_so_at_the_start(tmp_path, monkeypatch):
-    settings = resolve(method="fedavg", rounds=2, clients=5)
-    assert runtime.prepare(settings, data_root=tmp_path, out=tmp_path, device="cpu").remarks == []
+    command = (*RUN, "--out", tmp_path)
+    assert provenance.remarks() == []
+    assert "FLNOISEBENCH_COMMIT" not in call(*command).stderr
     monkeypatch.setattr(provenance, "commit", lambda: None)
-    remarks = runtime.prepare(settings, data_root=tmp_path, out=tmp_path, device="cpu").remarks
+    (remark,) = provenance.remarks()
+    assert call(*command).stderr.splitlines()[0] == remark
     said, sweep = [], pytest.importorskip("flnoisebench.sweep", exc_type=ImportError)
-    sweep.identities([settings], tmp_path, said.append)
-    assert said == remarks == provenance.remarks() != []
+    sweep.identities([resolve(method="fedavg", rounds=2, clients=5)], tmp_path, said.append)
+    assert said == [remark]
+
+
+def test_each_run_asks_for_its_commit_once_and_anew(tmp_path, monkeypatch):
+    """Preparing asks nobody: a sweep's workers show no remark.  The tree may have changed between two runs of a
+    process, and the second says so."""
+    told = iter(["c" * 40, "c" * 40 + "+changes"])
+    monkeypatch.setattr(provenance, "commit", lambda: next(told))
+    commits = [
+        runtime.prepare(
+            resolve(method="fedavg", rounds=1, clients=5, seed=seed), data_root=tmp_path, out=tmp_path, device="cpu"
+        )
+        .execute()
+        .environment["commit"]
+        for seed in (0, 1)
+    ]
+    assert commits == ["c" * 40, "c" * 40 + "+changes"]

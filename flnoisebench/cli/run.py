@@ -12,7 +12,7 @@ import typer
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from flnoisebench import records, registry, runtime, tracking
+from flnoisebench import provenance, records, registry, runtime, tracking
 from flnoisebench.cli import console
 from flnoisebench.cli import options as opt
 from flnoisebench.cli.console import duration, percent, size
@@ -168,7 +168,7 @@ def run(
             lanes=lane_count,
             executor=executor,
         )
-        for remark in prepared.remarks:
+        for remark in (*provenance.remarks(), *prepared.remarks):
             console.warn(remark)
         result = watched(prepared, retry=retry, quiet=as_json, log=log)
         folder = prepared.folder
