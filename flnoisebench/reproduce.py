@@ -396,20 +396,14 @@ class Line:
 
 
 def compared(
-    entry: Entry,
-    runs: Sequence[Wanted],
-    out: Path,
-    *,
-    kept: Mapping[Path, Kept] | None = None,
-    data_root: Path | None = None,
+    entry: Entry, runs: Sequence[Wanted], done: Sequence[Done], *, data_root: Path | None = None
 ) -> list[Line]:
-    """The entry's numbers, ours beside the published, from the runs that are over (``present``).
+    """The entry's numbers, ours beside the published.  done: those of the runs that are over (``present``).
 
     data_root: of entries without runs, whose scenarios are drawn here.
     """
     if not entry.lines:
         return _drawn(entry, data_root or Path())
-    done = present(runs, out, kept)
     found = []
     for measure in SHOWN[entry.show]:
         values = measured(done, measure)
@@ -563,15 +557,7 @@ def _toy_numbers(eps2: float) -> list[tuple[str, str, float]]:
 FIGURES = {"accuracy": None, "runtime": "costs"}  # kinds of figures by what an entry shows; else of the same name
 
 
-def draw(
-    entry: Entry,
-    runs: Sequence[Wanted],
-    out: Path,
-    path: Path,
-    *,
-    kept: Mapping[Path, Kept] | None = None,
-    data_root: Path,
-) -> bool:
+def draw(entry: Entry, done: Sequence[Done], path: Path, *, data_root: Path) -> bool:
     """Write the entry's figure from the runs that are over (``present``); False where it is a table, or nothing is
     over."""
     kind = FIGURES.get(entry.show, entry.show)
@@ -590,7 +576,7 @@ def draw(
         return True
     shown = [
         figures.Run(run.line, run.level, run.result.settings, run.rounds, run.result)
-        for run in present(runs, out, kept)
+        for run in done
         if run.result.status == "complete"
     ]
     if not shown:

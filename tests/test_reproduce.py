@@ -196,7 +196,7 @@ def test_a_failed_run_stops_no_other_and_is_shown_as_failed(tmp_path, monkeypatc
         patch.setattr(method, "aggregate", broken)
         failures = reproduce.carry_out(list(reversed(runs)), data_root=NOWHERE, out=tmp_path, device="cpu")
     assert ["no luck" in text for text in failures.values()] == [True]
-    lines = reproduce.compared(entry, runs, tmp_path)
+    lines = reproduce.compared(entry, runs, reproduce.present(runs, tmp_path))
     states = {(one.line, one.measure): (len(one.by_draw), one.failed, one.missing) for one in lines}
     assert states["fedavg", "upload of a client"] == (1, 0, 0)
     assert states["fedcova", "covariances of a client"] == (0, 1, 0)
@@ -204,6 +204,24 @@ def test_a_failed_run_stops_no_other_and_is_shown_as_failed(tmp_path, monkeypatc
     assert reproduce.present(runs, tmp_path)[1].result.status == "failed"
     assert reproduce.carry_out(runs, data_root=NOWHERE, out=tmp_path, device="cpu", retry=True) == {}
     assert reproduce.present(runs, tmp_path)[1].result.status == "complete"
+
+
+def test_a_result_is_read_before_its_run_and_after_it_and_by_a_dry_run_once(tmp_path, monkeypatch):
+    runs = finished(reproduce.entry("communication", "smoke"), tmp_path)
+    read, load = [], records.load_result
+
+    def counted(folder):
+        read.append(folder)
+        return load(folder)
+
+    monkeypatch.setattr(records, "load_result", counted)
+    folders = Counter(run.settings.folder(tmp_path) for run in runs)
+    command = ("reproduce", "communication", "--scale", "smoke", "--device", "cpu", "--out", tmp_path)
+    done(*command)
+    assert Counter(read) == folders + folders
+    read.clear()
+    done(*command, "--dry-run", "--figure", tmp_path / "own.svg")
+    assert Counter(read) == folders
 
 
 def test_what_a_leaderboard_keeps_is_shown_and_not_run_again(tmp_path, monkeypatch):
@@ -216,10 +234,11 @@ def test_what_a_leaderboard_keeps_is_shown_and_not_run_again(tmp_path, monkeypat
     monkeypatch.setattr(runtime, "prepare", None)  # nothing is to be prepared
     for entry, plan in zip(chosen, plans, strict=True):
         assert reproduce.carry_out(plan, data_root=NOWHERE, out=nothing, device="cpu", kept=kept) == {}
-        assert all(run.folder is None for run in reproduce.present(plan, nothing, kept))
-        assert all(run.folder is not None for run in reproduce.present(plan, runs, kept))  # a run's own folder first
-        lines = reproduce.compared(entry, plan, nothing, kept=kept)
-        assert lines == reproduce.compared(entry, plan, runs)
+        over, own = reproduce.present(plan, nothing, kept), reproduce.present(plan, runs, kept)
+        assert all(run.folder is None for run in over)
+        assert all(run.folder is not None for run in own)  # a run's own folder first
+        lines = reproduce.compared(entry, plan, over)
+        assert lines == reproduce.compared(entry, plan, own)
         assert any(line.by_draw for line in lines)
     assert not nothing.exists()
 
@@ -233,7 +252,7 @@ def test_what_a_leaderboard_keeps_is_shown_and_not_run_again(tmp_path, monkeypat
     assert "2 of the runs are what the leaderboard keeps of them" in shown
     content = json.loads(done("reproduce", *said, "--json"))["entries"][0]
     assert [line["mean"] for line in content["lines"]] == [
-        line.mean for line in reproduce.compared(chosen[0], plans[0], runs)
+        line.mean for line in reproduce.compared(chosen[0], plans[0], reproduce.present(plans[0], runs))
     ]
     assert Path(content["figure"]).read_text().count("<path") > 10
     parts = json.loads(done("reproduce", "claims", *said[1:], "--json"))["claims"]
@@ -247,8 +266,8 @@ def test_what_only_a_runs_own_folder_has_is_missing_and_not_wrong(tmp_path):
     done("leaderboard", "build", tmp_path / "runs", "--out", tmp_path / "boards", FLNOISEBENCH_COMMIT="c" * 40)
     kept = board.kept(tmp_path / "boards")
     whole, part = (
-        reproduce.compared(entry, plan, tmp_path / "runs"),
-        reproduce.compared(entry, plan, tmp_path, kept=kept),
+        reproduce.compared(entry, plan, reproduce.present(plan, tmp_path / "runs")),
+        reproduce.compared(entry, plan, reproduce.present(plan, tmp_path, kept)),
     )
     assert {line.measure for line in whole} == {"phi, first round", "phi, last five", "accuracy"}
     assert part == [line for line in whole if line.measure == "accuracy"]
@@ -260,7 +279,7 @@ def test_the_committed_rows_stand_in_the_papers_table():
     kept = board.kept(Path(__file__).parents[1] / "leaderboards")
     (line,) = (
         one
-        for one in reproduce.compared(entry, runs, NOWHERE, kept=kept)
+        for one in reproduce.compared(entry, runs, reproduce.present(runs, NOWHERE, kept))
         if (one.line, one.level) == ("fedavg", "rho=0.6 tau=0.7")
     )
     assert (sorted(line.by_draw), round(line.mean, 2), line.published) == ([0, 1, 2], 63.27, 52.87)
@@ -482,9 +501,9 @@ def test_entries_without_runs_are_drawn_at_once(tmp_path):
         entry = reproduce.entry(name, "smoke")
         path = tmp_path / f"{name}.svg"
         assert reproduce.wanted(entry, device="cpu") == []
-        assert reproduce.draw(entry, [], tmp_path, path, data_root=NOWHERE)
+        assert reproduce.draw(entry, [], path, data_root=NOWHERE)
         assert path.read_text().startswith("<?xml")
-    lines = reproduce.compared(reproduce.entry("noise", "smoke"), [], tmp_path, data_root=NOWHERE)
+    lines = reproduce.compared(reproduce.entry("noise", "smoke"), [], [], data_root=NOWHERE)
     rates = {one.level: one.mean for one in lines if one.measure == "noise before"}
     assert len(rates) == 6
     assert rates["rho=0.8 tau=0.7"] > rates["rho=0.4 tau=0.5"]

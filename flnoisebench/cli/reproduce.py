@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +18,7 @@ from flnoisebench.cli import options as opt
 from flnoisebench.cli.listing import line
 from flnoisebench.leaderboard import board
 from flnoisebench.report import figures
-from flnoisebench.reproduce import Entry, Kept, Line, Wanted
+from flnoisebench.reproduce import Done, Entry, Kept, Line, Wanted
 
 
 @console.guarded
@@ -83,32 +83,30 @@ def command(
         _dry_run(chosen, plans, out, kept, figure, root)
         return
     content, without = [], 0
+    failed: dict[str, str] = {}
     for one in chosen.values():
         runs = plans[one.name]
         try:
             reproduce.carry_out(
                 runs, data_root=root, out=out, device=device, kept=kept, workers=workers, retry=retry, on_start=_say
             )
-            lines = reproduce.compared(one, runs, out, kept=kept, data_root=root)
-            drawn = _drawn(one, runs, out, kept, figure, root)
+            over = reproduce.present(runs, out, kept)
+            failed |= _failed(over, leaderboard)
+            lines = reproduce.compared(one, runs, over, data_root=root)
+            drawn = _drawn(one, over, out, figure, root)
         except MissingData as error:
             if name != "all":
                 raise
             without += 1  # the others may have their data
             console.warn(f"not run: {one.name}: {error}")
+            failed |= _failed(reproduce.present(runs, out, kept), leaderboard)  # of an earlier session
             continue
         if as_json:
-            content.append(_plain(one, lines, drawn, _kept(runs, out, kept)))
+            content.append(_plain(one, lines, drawn, _kept(over)))
         else:
-            _print(one, lines, drawn, _kept(runs, out, kept))
+            _print(one, lines, drawn, _kept(over))
     if as_json:
         print(json.dumps({"scale": scale, "entries": content}))
-    failed = {
-        str(run.folder or leaderboard): (run.result.failure or "").splitlines()[0]
-        for runs in plans.values()
-        for run in reproduce.present(runs, out, kept)
-        if run.result.status == "failed"
-    }
     for folder, failure in failed.items():
         console.err.print(f"failed: {folder}: {failure}", markup=False, soft_wrap=True)
     if failed or without:
@@ -142,27 +140,36 @@ def _dry_run(
     seen: set[Path] = set()
     for name, runs in plans.items():
         folders = {run.settings.folder(out) for run in runs}
-        over = {run.settings.folder(out) for run in runs if reproduce.present([run], out, kept)}
-        line(name, f"{len(folders)} runs, {len(over)} of them over, {len(folders - over - seen)} to run")
+        over = reproduce.present(runs, out, kept)
+        there = {(run.line, run.level, run.draw) for run in over}
+        ended = {run.settings.folder(out) for run in runs if (run.line, run.level, run.draw) in there}
+        line(name, f"{len(folders)} runs, {len(ended)} of them over, {len(folders - ended - seen)} to run")
         seen |= folders
         if over:
-            lines = reproduce.compared(chosen[name], runs, out, kept=kept)
-            drawn = None if figure is None else _drawn(chosen[name], runs, out, kept, figure, root)
-            _print(chosen[name], lines, drawn, _kept(runs, out, kept))
+            lines = reproduce.compared(chosen[name], runs, over)
+            drawn = None if figure is None else _drawn(chosen[name], over, out, figure, root)
+            _print(chosen[name], lines, drawn, _kept(over))
 
 
-def _kept(runs: Sequence[Wanted], out: Path, kept: Mapping[Path, Kept]) -> int:
+def _kept(over: Iterable[Done]) -> int:
     """How many of the runs that are over are a leaderboard's."""
-    return sum(run.folder is None for run in reproduce.present(runs, out, kept))
+    return sum(run.folder is None for run in over)
 
 
-def _drawn(
-    entry: Entry, runs: Sequence[Wanted], out: Path, kept: Mapping[Path, Kept], figure: Path | None, root: Path
-) -> Path | None:
+def _failed(over: Iterable[Done], leaderboard: Path | None) -> dict[str, str]:
+    """{where it is: why} of the runs that failed."""
+    return {
+        str(run.folder or leaderboard): (run.result.failure or "").splitlines()[0]
+        for run in over
+        if run.result.status == "failed"
+    }
+
+
+def _drawn(entry: Entry, over: Sequence[Done], out: Path, figure: Path | None, root: Path) -> Path | None:
     """The figure's file; None where there is none to draw.  A missing matplotlib costs the figure, not the numbers."""
     path = figure or out / "figures" / entry.scale / f"{entry.name}.svg"
     try:
-        return path if reproduce.draw(entry, runs, out, path, kept=kept, data_root=root) else None
+        return path if reproduce.draw(entry, over, path, data_root=root) else None
     except ValueError as error:
         if figure is not None:
             raise
