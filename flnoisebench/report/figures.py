@@ -309,17 +309,17 @@ def curves(runs: Sequence[Run]) -> Any:
 
 def _legend(figure: Any, axes: Any) -> None:
     """One for all panels, below them, for which the figure grows where it is long."""
-    entries: dict[str, Any] = {}
+    marks: dict[str, Any] = {}
     for place in axes.flat:
         handles, labels = place.get_legend_handles_labels()
-        entries |= dict(zip(labels, handles, strict=True))
+        marks |= dict(zip(labels, handles, strict=True))
     letters = int(figure.get_figwidth() / LETTER)
-    beside = letters // (max(map(len, entries), default=0) + 8)  # with a mark and gaps
-    columns = max(1, min(len(entries), 3, beside))
-    names = [_wrapped(name, letters - 8) for name in entries]
+    beside = letters // (max(map(len, marks), default=0) + 8)  # with a mark and gaps
+    columns = max(1, min(len(marks), 3, beside))
+    names = [_wrapped(name, letters - 8) for name in marks]
     lines = sum(name.count("\n") + 1 for name in names) / columns
     figure.set_figheight(figure.get_figheight() + max(0.0, LINE * lines - BELOW))
-    figure.legend(list(entries.values()), names, loc="outside lower center", ncols=columns)
+    figure.legend(list(marks.values()), names, loc="outside lower center", ncols=columns)
 
 
 def _stacked(
