@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+from flnoisebench import records
 from flnoisebench.settings import SAID, Settings, assignments
 
 FAILURE = "failure.txt"  # what a sweep writes of a run that failed: where, when and the traceback
@@ -19,7 +20,7 @@ FAILURE = "failure.txt"  # what a sweep writes of a run that failed: where, when
 @dataclass(frozen=True)
 class Found:
     """A run's folder.  accuracy: mean of the last five rounds, in percent, once it is over; else of the last round.
-    seconds: wall time of its finished rounds.  problem: why a damaged one cannot be read, or one could not begin."""
+    seconds: wall time of its finished rounds.  problem: what is damaged and what to do, or why one could not begin."""
 
     folder: Path
     status: Literal["complete", "failed", "unfinished", "damaged"]
@@ -34,7 +35,7 @@ def below(out: Path) -> list[Found]:
     """All runs below a folder, in the order of their paths.
 
     Reads the few entries that it needs and leaves validation to ``records.load_result``: a tenth of the time, which
-    counts where there are ten thousand.  A file that is no JSON makes a run damaged and hides no other.
+    counts where there are ten thousand.  A file that cannot be read makes a run damaged and hides no other.
     """
     return [found(Path(folder)) for folder in sorted(_folders(os.fspath(out)))]
 
@@ -67,7 +68,7 @@ def found(folder: Path) -> Found:
                 content["accuracy"]["last5_mean"],
                 content["seconds"].get("round", 0.0),
             )
-        settings = _json(folder / "settings.json") or {}
+        settings = dict(_json(folder / "settings.json") or {})
         if not settings and (said := _lines(folder / FAILURE)):
             return Found(folder, "failed", {}, problem=said[-1].decode(errors="replace"))
         lines = _lines(folder / "records.jsonl")
@@ -75,7 +76,21 @@ def found(folder: Path) -> Found:
         seconds = sum(json.loads(line)["seconds"]["round"] for line in lines)
         return Found(folder, "unfinished", settings, len(lines), last["accuracy"], seconds)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return Found(folder, "damaged", {}, problem=f"{type(error).__name__}: {error}")
+        return Found(folder, "damaged", {}, problem=_damage(folder, error))
+
+
+def _damage(folder: Path, error: Exception) -> str:
+    """What is wrong in a run's folder, as ``show`` says it, and what to do.  error: of reading the few entries."""
+    said = f"{folder} is damaged: {type(error).__name__}: {error}"
+    try:
+        records.result_of(folder)
+        records.load_records(folder)
+        records.load_settings(folder)
+    except ValueError as found:
+        said = str(found)
+    except FileNotFoundError:
+        pass
+    return f"{said}; move {folder} away, and the command that began it starts it anew"
 
 
 def _json(path: Path) -> Any:

@@ -284,7 +284,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "conformance": ({*ABOVE, "testing"}, {"torch", "numpy", "pydantic"}),
     "published": ({"registry"}, set()),  # numbers that papers print; unknown names answer as the registry's
     "grid": ({"registry", "settings"}, set()),
-    "runs": ({"settings"}, set()),
+    "runs": ({"records", "settings"}, set()),  # records: what is wrong in a damaged one
     "trials": ({"grid", "records", "settings", "leaderboard"}, set()),  # leaderboard: the commits of a run
     "sweep": ({*ABOVE, "runs"}, {"torch", "distributed", "dask", "dask_jobqueue"}),  # runs: where a failure is written
     "leaderboard": (

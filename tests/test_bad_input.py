@@ -342,7 +342,20 @@ def test_a_damaged_result_is_named_by_run_and_by_show_and_left_as_it_is(content,
     before = snapshot(tmp_path / "runs")
     for words in ((*RUN, "--out", tmp_path / "runs"), ("show", tmp_path / "runs")):
         assert f"{folder / 'result.json'} is damaged or of another version" in refused(*words)
+    assert f"{folder / 'result.json'} is damaged or of another version" in done("list", "runs", "--out", tmp_path)
     assert snapshot(tmp_path / "runs") == before
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[1]", b"7"])
+def test_damaged_settings_of_an_unfinished_run_are_named_and_hide_no_other_run(content, stopped, tmp_path):
+    shutil.copytree(stopped[1], tmp_path / "runs" / "a")
+    shutil.copytree(stopped[1], tmp_path / "runs" / "b")
+    folder = only_run(tmp_path / "runs" / "a")
+    (folder / "settings.json").write_bytes(content)
+    damaged, whole = done("list", "runs", "--out", tmp_path / "runs").splitlines()
+    assert damaged.split("\t")[4].startswith(f"{folder / 'settings.json'} is damaged or of another version")
+    assert f"move {folder} away" in damaged
+    assert whole.startswith("unfinished\t1 rounds\t")
 
 
 def test_show_names_the_damaged_line_of_the_records(earlier, tmp_path):

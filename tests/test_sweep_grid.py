@@ -346,18 +346,27 @@ def test_a_thousand_finished_runs_are_listed_in_half_a_second(finished, tmp_path
 
 
 def test_unfinished_failed_and_damaged_runs_are_listed_as_what_they_are(finished, tmp_path):
-    copies(finished, tmp_path, 4)
-    one, two, three, _ = (run.folder for run in runs.below(tmp_path))
+    copies(finished, tmp_path, 5)
+    one, two, three, four, _ = (run.folder for run in runs.below(tmp_path))
     (one / "result.json").unlink()
     (one / "records.jsonl").write_bytes((one / "records.jsonl").read_bytes() + b'{"round": 2')  # killed in mid-line
     (two / "result.json").write_text("{")
     failed = json.loads((three / "result.json").read_text())
     (three / "result.json").write_text(json.dumps({**failed, "status": "failed", "failure": "no luck"}))
+    (four / "result.json").unlink()
+    first, second = (four / "records.jsonl").read_text().splitlines()
+    (four / "records.jsonl").write_text(f"{first}\n{second[:40]}\n")
     said = done("list", "runs", "--out", tmp_path).splitlines()
-    assert [line.split("\t")[0] for line in said] == ["unfinished", "damaged", "failed", "complete"]
+    assert [line.split("\t")[0] for line in said] == ["unfinished", "damaged", "failed", "damaged", "complete"]
     assert said[0].split("\t")[1] == "2 rounds"
     assert said[0].split("\t")[3] == str(one)
-    assert "JSONDecodeError" in said[1]
+    for line, file, folder in (
+        (said[1], two / "result.json", two),
+        (said[3], f"{four / 'records.jsonl'}, line 2", four),
+    ):
+        assert line.split("\t")[4].startswith(f"{file} is damaged")
+        assert "the file: Invalid JSON" in line
+        assert line.endswith(f"; move {folder} away, and the command that began it starts it anew")
 
 
 def test_a_listed_run_can_be_shown_and_says_what_tells_it_from_the_others(tmp_path, monkeypatch):
