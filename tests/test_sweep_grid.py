@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from command_line import done, only_run, refused, rows, snapshot
+from command_line import call, done, only_run, refused, rows, snapshot
 
 import flnoisebench
 from flnoisebench import grid, registry, runs
@@ -219,7 +219,9 @@ def test_what_a_leaderboard_has_is_left_out(tmp_path, tiny, monkeypatch):
     command = ("sweep", tiny, "--out", tmp_path / "new", "--device", "cpu", "--dry-run", "--json")
     plan = json.loads(done(*command, "--leaderboard", tmp_path / "boards"))
     assert [row["folder"].split("/")[-3] for row in plan["runs"]] == ["fedcova", "fedcova"]
-    assert len(json.loads(done(*command))["runs"]) == 4
+    assert plan["left_out"] == 2
+    plan = json.loads(done(*command))
+    assert (len(plan["runs"]), plan["left_out"]) == (4, 0)
     tiny.write_text(tiny.read_text().replace("[0, 1]", "[0, 1, 2]"))
     plan = json.loads(done(*command, "--leaderboard", tmp_path / "boards"))
     known = {row["folder"].split("/")[-3]: row["seconds"] for row in plan["runs"]}
@@ -233,6 +235,15 @@ def test_what_a_leaderboard_has_is_left_out(tmp_path, tiny, monkeypatch):
     monkeypatch.setattr(board, "kept", lambda leaderboards: there)
     assert missing_in(tmp_path, wanted, retry=False)[0] == wanted[1:]  # as a failed run in a folder stays failed
     assert missing_in(tmp_path, wanted, retry=True)[0] == wanted
+
+
+def test_a_sweep_says_how_many_runs_a_leaderboard_left_out(tmp_path, tiny, monkeypatch):
+    pytest.importorskip("distributed")
+    there = {one.folder(Path()): SimpleNamespace(status="complete") for one in grid.load(tiny, device="cpu")}
+    monkeypatch.setattr(board, "kept", lambda leaderboards: there)
+    result = call("sweep", tiny, "--device", "cpu", "--out", tmp_path / "runs", "--leaderboard", tmp_path, "--json")
+    assert json.loads(result.stdout) == {"runs": [], "left_out": 4, "complete": 0, "failed": 0}
+    assert "4 of 4 runs are in" in result.stderr
 
 
 def test_the_grid_of_cifar10_goes_on_from_the_committed_rows():

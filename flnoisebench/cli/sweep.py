@@ -99,12 +99,13 @@ def sweep(
     elif device == "auto":
         device = runtime.pick_devices("auto")[0].type
     root = data_root or opt.default_data_root()
-    wanted = grid.load(grid_file, device=device, data_root=root)
+    wanted = whole = grid.load(grid_file, device=device, data_root=root)
     kept: list[Entry] = []
     if leaderboard is not None:
-        wanted, kept = missing_in(leaderboard, wanted, retry=retry)
+        wanted, kept = missing_in(leaderboard, whole, retry=retry)
+    left_out = len(whole) - len(wanted)
     if dry_run:
-        print_plan(wanted, out, place, kept, retry=retry, as_json=as_json)
+        print_plan(wanted, out, place, kept, left_out=left_out, retry=retry, as_json=as_json)
         return
     assert place is not None
     work = engine().Sweep(
@@ -126,7 +127,7 @@ def sweep(
             f"{done} of {len(wanted)} runs are over, and the same command continues with the others from their last "
             "commits",
         )
-    print_outcomes(outcomes, work.out, as_json=as_json)
+    print_outcomes(outcomes, work.out, left_out=left_out, as_json=as_json)
     if any(outcome.status == "failed" for outcome in outcomes):
         raise typer.Exit(console.FAILED)
 
@@ -189,11 +190,12 @@ def print_plan(
     place: Place | None,
     kept: Sequence[Entry] = (),
     *,
+    left_out: int,
     retry: bool,
     as_json: bool,
 ) -> None:
     """A line a run: what is known of it, and how long the rest of it takes by what earlier runs took, below ``out`` or
-    else by a leaderboard's."""
+    else by a leaderboard's.  left_out: how many runs of the grid a leaderboard has."""
     known = runs.below(out)
     elsewhere = [
         runs.Found(Path(), one.status, one.settings.model_dump(mode="json"), one.rounds, None, one.seconds["round"])
@@ -222,7 +224,7 @@ def print_plan(
     script = place.job_script() if place is not None and hasattr(place, "job_script") else None
     if as_json:
         total = {"runs": len(rows), "seconds": sum(estimated), "unknown": unknown}
-        print(json.dumps({"runs": rows, "total": total, "job_script": script}))
+        print(json.dumps({"runs": rows, "left_out": left_out, "total": total, "job_script": script}))
         return
     for row in rows:
         state = f"{row['status']}, round {row['rounds']} of {row['of']}" if row["rounds"] else row["status"]
@@ -326,7 +328,8 @@ def short(label: str, width: int) -> str:
     return label if len(label) <= width else "…" + label[1 - width :]
 
 
-def print_outcomes(outcomes: Sequence[Outcome], out: Path, *, as_json: bool) -> None:
+def print_outcomes(outcomes: Sequence[Outcome], out: Path, *, left_out: int, as_json: bool) -> None:
+    """left_out: how many runs of the grid a leaderboard has."""
     counts = Counter(outcome.status for outcome in outcomes)
     if as_json:
         rows = [
@@ -341,7 +344,8 @@ def print_outcomes(outcomes: Sequence[Outcome], out: Path, *, as_json: bool) -> 
             }
             for outcome in outcomes
         ]
-        print(json.dumps({"runs": rows, "complete": counts["complete"], "failed": counts["failed"]}))
+        ended = {"complete": counts["complete"], "failed": counts["failed"]}
+        print(json.dumps({"runs": rows, "left_out": left_out, **ended}))
         return
     already = sum(outcome.already for outcome in outcomes)
     line("runs", f"{counts['complete']} complete, {counts['failed']} failed; {already} of them were before")
