@@ -462,10 +462,14 @@ class Slurm:
         """What sbatch would be given; the scheduler's address is a blank.  Raises ValueError for an unknown keyword."""
         from dask_jobqueue import SLURMCluster
 
-        async def script() -> str:  # asynchronous: nothing is started before it is awaited
-            return SLURMCluster(**self.options, asynchronous=True).job_script()
+        async def script(**options: Any) -> str:  # asynchronous: nothing is started before it is awaited
+            return SLURMCluster(**{**self.options, **options}, asynchronous=True).job_script()
 
-        return asyncio.run(script())
+        logs = self.options.get("log_directory") or dask.config.get("jobqueue.slurm.log-directory")
+        if logs is None:
+            return asyncio.run(script())
+        with tempfile.TemporaryDirectory() as there:  # dask-jobqueue makes the folder, and this is to make none
+            return asyncio.run(script(log_directory=there)).replace(there, str(logs))
 
 
 def slurm_keywords() -> list[str]:

@@ -274,17 +274,23 @@ def test_the_example_of_a_grid_is_what_its_comments_say():
     assert sum(run.protocol.optimiser.lr == 0.03 for run in found) == 3
 
 
-def test_the_job_script_asks_for_what_the_profile_says(tmp_path, tiny):
+def test_the_job_script_asks_for_what_the_profile_says_and_no_folder_is_made(tmp_path, tiny, monkeypatch):
     pytest.importorskip("dask_jobqueue")
+    monkeypatch.chdir(tmp_path)
     said = done("sweep", tiny, "--out", tmp_path, "--dry-run", "--slurm", EXAMPLES / "slurm.toml")
     script = said[said.index("#!") :]
     for part in (
         "#SBATCH -J flnoisebench", "#SBATCH -p gpu", "#SBATCH --cpus-per-task=8", "#SBATCH -t 08:00:00",
         "#SBATCH --gres=gpu:1", "#SBATCH -n 1", "source ~/flnoisebench/bin/activate", "--nthreads 1",
         "--resources GPU=1", "distributed.cli.dask_worker",
+        "#SBATCH -e slurm-logs/flnoisebench-%J.err", "#SBATCH -o slurm-logs/flnoisebench-%J.out",
     ):  # fmt: skip
         assert part in script, part
     assert list(tmp_path.iterdir()) == [tiny]
+    profile = tmp_path / "slurm.toml"
+    profile.write_text((EXAMPLES / "slurm.toml").read_text().replace("log_directory", "# log_directory"))
+    without = done("sweep", tiny, "--out", tmp_path, "--dry-run", "--slurm", profile)
+    assert without.splitlines() == [line for line in said.splitlines() if "slurm-logs" not in line]
 
 
 @pytest.mark.parametrize(
