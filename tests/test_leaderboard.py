@@ -345,7 +345,8 @@ def test_an_accuracy_that_was_edited_in_result_and_records_alike_is_not_publishe
     copied = tmp_path / "runs"
     shutil.copytree(runs, copied)
     folder = sorted(copied.rglob("result.json"))[0].parent
-    told = [record.model_copy(update={"accuracy": 99.0}) for record in records.load_records(folder)]
+    edited = {"accuracy": 99.0, "predictors": {"main": 99.0}}
+    told = [record.model_copy(update=edited) for record in records.load_records(folder)]
     (folder / "records.jsonl").write_text("".join(record.model_dump_json() + "\n" for record in told))
     accuracy = records.Accuracy.of([record.accuracy for record in told])
     result = records.load_result(folder).model_copy(update={"accuracy": accuracy})
@@ -579,6 +580,48 @@ def test_an_entry_that_differs_from_its_run_is_found(built, runs):
     path.write_text(json.dumps(content))
     assert any("curves differs from that of the run in" in one for one in errors(built, runs))
     assert any("column accuracy_mean" in one for one in errors(built))
+
+
+def _edited(path, place, value):
+    """Write a value into an entry; a function is told the one that is there."""
+    content = json.loads(path.read_text())
+    inner = content
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = value(inner[place[-1]]) if callable(value) else value
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "what"),
+    [
+        (("curves", "accuracy"), [99.0, 99.0], "have the mean 99.0, and last5.predictors.main is"),
+        (("curves", "accuracy"), [50.0, 150.0], "curves.accuracy has values outside 0 to 100"),
+        (("images", "trained"), 1, "and images.trained is 1"),
+        (("curves", "seconds"), [0.0, 0.0], "curves.seconds are 0 in all, and seconds.round is"),
+        (("label_noise_after",), 0.0, "and label_noise_after is 0"),
+        (("failure",), "it broke", "status is 'complete', and failure 'it broke'"),
+        (("settings", "changed"), {"nothing": 1}, "settings.changed is not what settings.method_settings has"),
+        (("settings", "protocol_overrides"), {"rounds": 3}, "settings.protocol_overrides is not what"),
+    ],
+)
+def test_an_entry_that_was_edited_by_hand_contradicts_itself(place, value, what, built):
+    """Also where the tables were derived anew from it, so that they follow."""
+    path = sorted((built / "results").rglob("*.json"))[0]
+    _edited(path, place, value)
+    assert any(f"{path}: " in one and what in one for one in errors(built))
+    assert what in refused("leaderboard", "build", "--out", built)
+    assert what in refused("leaderboard", "table", built)
+
+
+@pytest.mark.parametrize(("place", "name"), [(("scenario", "draw"), "draw7-seed0"), (("seed",), "draw0-seed7")])
+def test_one_run_does_not_stand_for_two_draws_or_seeds(place, name, built):
+    path = sorted((built / "results").rglob("draw0-seed0.json"))[0]
+    again = shutil.copy(path, path.with_name(f"{name}.json"))
+    _edited(again, ("settings", *place), 7)
+    (problem,) = (one for one in errors(built) if "digest is that of" in one)
+    assert str(again) in problem
+    assert "one run stands for two draws or seeds" in refused("leaderboard", "build", "--out", built)
 
 
 def test_the_shipped_leaderboards_follow_from_their_entries():

@@ -44,8 +44,8 @@ def build(runs: Iterable[Path], leaderboards: Path, *, replace: bool = False) ->
     it is refused, unless the one that is there failed.  replace: the new one is taken instead, whatever its digest
     (costs measured again on a quiet machine have the same).  Nothing is written before all is read.
 
-    Raises ValueError where a run lacks provenance, is damaged, or contradicts the entry that is there, and where there
-    is neither a run nor an entry.
+    Raises ValueError where a run lacks provenance, is damaged, or contradicts the entry that is there, where an entry
+    contradicts itself, where a run stands for two draws or seeds, and where there is neither a run nor an entry.
     """
     built = Built()
     there = {entry.path(leaderboards): entry for entry in entries_.load_all(leaderboards)}
@@ -79,7 +79,7 @@ def build(runs: Iterable[Path], leaderboards: Path, *, replace: bool = False) ->
         raise ValueError(
             f"{leaderboards / entries_.RESULTS} holds no entry to derive tables from; name runs to take in"
         )
-    if conflicts := _draws_that_differ(whole.items()):
+    if conflicts := _of_entries(whole.items()):
         raise ValueError("\n".join(f"{path}: {what}" for path, what in conflicts))
     tables = _by_dataset(rows_of(whole.values()))  # before anything is written, since a data set may be unknown
     for entry in fresh.values():
@@ -97,6 +97,29 @@ def _by_dataset(rows: Iterable[Row]) -> dict[str, list[Row]]:
     for row in rows:
         found[row.dataset].append(row)
     return dict(found)
+
+
+def _of_entries(found: Iterable[tuple[Path, Entry]]) -> list[tuple[Path, str]]:
+    """What is wrong with entries, each by itself and beside the others: (file, what)."""
+    found = list(found)
+    problems = [(path, what) for path, entry in found for what in entries_.contradictions(entry)]
+    return problems + _draws_that_differ(found) + _told_twice(found)
+
+
+def _told_twice(found: Iterable[tuple[Path, Entry]]) -> list[tuple[Path, str]]:
+    """Where two entries of a row are one run: another draw has other data, or another seed another network."""
+    first: dict[tuple[str, ...], Path] = {}
+    problems = []
+    for path, entry in sorted(found, key=lambda pair: pair[0]):
+        if entry.status == "complete" and entry.rounds:  # before its first round a run knows of its seed alone
+            where = first.setdefault((*cell_of(entry), entry.digest), path)
+            if where != path:
+                what = (
+                    f"its digest is that of {where}, so that one run stands for two draws or seeds, and its row would "
+                    "show a spread that nothing has. Leave one of them out (where no draw differs another --seed does)"
+                )
+                problems.append((path, what))
+    return problems
 
 
 def _draws_that_differ(found: Iterable[tuple[Path, Entry]]) -> list[tuple[Path, str]]:
@@ -125,8 +148,9 @@ def _draws_that_differ(found: Iterable[tuple[Path, Entry]]) -> list[tuple[Path, 
 def read(leaderboards: Path, dataset: str | None = None) -> tuple[list[Row], list[Entry]]:
     """All rows and the entries behind them, of one data set or of all.
 
-    Raises ValueError where there are none, or where a table cannot be read or is not what the entries give: no number
-    is shown, compared, repeated or published that its runs do not give (``verify`` says what is wrong).
+    Raises ValueError where there are none, where a table cannot be read or is not what the entries give, or where an
+    entry contradicts itself or another: no number is shown, compared, repeated or published that its runs do not give
+    (``verify`` says what is wrong).
     """
     paths = sorted(leaderboards.glob("*.csv"))
     if not paths:
@@ -141,6 +165,9 @@ def read(leaderboards: Path, dataset: str | None = None) -> tuple[list[Row], lis
                 raise ValueError(f"{problems[0]} (`leaderboard verify {leaderboards}` says all)")
             rows += [row for _, row in lines]
     found = entries_.load_all(leaderboards, dataset)
+    if conflicts := _of_entries((entry.path(leaderboards), entry) for entry in found):
+        path, what = conflicts[0]
+        raise ValueError(f"{path}: {what} (`leaderboard verify {leaderboards}` says all)")
     wanted = rows_of(found)
     if _by_dataset(rows) != _by_dataset(wanted):
         differing = [row for row in rows if row not in wanted] or [row for row in wanted if row not in rows]
@@ -189,9 +216,10 @@ def verify(leaderboards: Path, runs: Sequence[Path] = ()) -> list[Problem]:
     """Everything that is wrong with a leaderboard, then everything to be doubted.
 
     Every table must have Row's columns and values, sorted and written as ``build`` writes; every cell must follow from
-    the entries; entries must lie where their settings say; data, owners and labels must be equal in all entries of a
-    draw; methods must be installable.  runs: further, every entry that one of these runs made must be what ``build``
-    makes of that run.  Raises ValueError where there is nothing to verify.
+    the entries; entries must lie where their settings say and not contradict themselves; data, owners and labels must
+    be equal in all entries of a draw, and no run may stand for two of them; methods must be installable.  runs:
+    further, every entry that one of these runs made must be what ``build`` makes of that run.  Raises ValueError where
+    there is nothing to verify.
     """
     tables = sorted(leaderboards.glob("*.csv"))
     files = sorted((leaderboards / RESULTS).rglob("*.json"))
@@ -207,7 +235,7 @@ def verify(leaderboards: Path, runs: Sequence[Path] = ()) -> list[Problem]:
             continue
         entries[path] = entry
         problems += _about_entry(path, entry, leaderboards)
-    problems += [Problem("error", path, 0, "", what) for path, what in _draws_that_differ(entries.items())]
+    problems += [Problem("error", path, 0, "", what) for path, what in _of_entries(entries.items())]
     try:
         wanted = _by_dataset(rows_of(entries.values()))
     except registry.UnknownName as error:

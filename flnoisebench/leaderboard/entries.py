@@ -19,7 +19,7 @@ from flnoisebench import records
 from flnoisebench.api import Config, Field
 from flnoisebench.checkpoint import read_head
 from flnoisebench.records import Accuracy, LastRounds, Point, RoundRecord, RunResult
-from flnoisebench.settings import Settings
+from flnoisebench.settings import Settings, merged
 
 RESULTS = "results"  # the folder of entries below a leaderboard's
 DIGESTS = ("data", "partition", "labels")
@@ -177,9 +177,12 @@ class Entry(Config):
         content["failure"] = result.failure and result.failure.splitlines()[0]
         try:
             # the records know these means too, so that runs of before the result kept them have rows
-            return cls(**content, last5=LastRounds.of(rounds), curves=Curves.of(rounds))
+            entry = cls(**content, last5=LastRounds.of(rounds), curves=Curves.of(rounds))
         except ValueError as error:
             raise ValueError(f"{folder}: {'; '.join(_messages(error))}") from error
+        if strange := contradictions(entry):
+            raise ValueError(f"{folder}: {'; '.join(strange)}")
+        return entry
 
 
 def _strange(result: RunResult, rounds: Sequence[RoundRecord]) -> list[str]:
@@ -218,6 +221,45 @@ def _not_the_checkpoints(result: RunResult, folder: Path) -> list[str]:
         "environment": all(one in sessions(result.environment) for one in counters.get("environments", ())),
     }
     return [name for name, holds in same.items() if not holds]
+
+
+def contradictions(entry: Entry) -> list[str]:
+    """What an entry says twice and not alike, in words: the marks of a file that was edited by hand.
+
+    That finds who changes a number or a setting, and not who changes all that follows from it: ``rerun`` is for that.
+    """
+    curves, settings, after = entry.curves, entry.settings, entry.curves.label_noise[-1:]
+    mean, main = entry.accuracy.last5_mean, entry.last5.predictors.get("main")
+    rounds, most = entry.rounds, settings.protocol.rounds
+    budget = settings.protocol.model_dump(mode="json")
+    holds = {
+        "curves.accuracy has values outside 0 to 100": all(0 <= value <= 100 for value in curves.accuracy if value),
+        f"the last five of curves.accuracy have the mean {mean}, and last5.predictors.main is {main}": main is None
+        or (mean is not None and abs(mean - main) < 1e-6),
+        f"status is {entry.status!r}, and failure {entry.failure!r}": (entry.status == "failed") == bool(entry.failure),
+        f"{rounds} rounds completed, of {most}": rounds <= most,
+        "settings.changed is not what settings.method_settings has": _has(settings.method_settings, settings.changed),
+        "settings.protocol_overrides is not what settings.protocol has": _has(budget, settings.protocol_overrides),
+        "settings.choices is 'preset', and settings.changed names values": settings.choices != "preset"
+        or not settings.changed,
+    }
+    if entry.status == "complete":  # of a failed one they may have more than its rounds
+        trained, seconds = entry.images.get("trained", 0), entry.seconds.get("round", 0.0)
+        holds |= {
+            f"curves.images are {sum(curves.images)} in all, and images.trained is {trained}": sum(curves.images)
+            == trained,
+            f"curves.seconds are {sum(curves.seconds):g} in all, and seconds.round is {seconds:g}": abs(
+                sum(curves.seconds) - seconds
+            )
+            < 1e-3,  # each is rounded
+            f"curves.label_noise ends with {after[0] if after else None}, and label_noise_after is "
+            f"{entry.label_noise_after}": not after or after[0] == entry.label_noise_after,
+        }
+    return [what for what, true in holds.items() if not true]
+
+
+def _has(table: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+    return merged(table, values) == table
 
 
 def _messages(error: ValueError) -> list[str]:
