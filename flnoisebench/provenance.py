@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
 STAMP = "commit.txt"  # beside this file; filled in by `git archive` (.gitattributes), in wheels and sdists by setup.py
+COMMIT = re.compile(r"[0-9a-f]{7,64}(\+changes)?")  # in full, but of the first rows; 64 of a repository of SHA-256
 
 
 def commit() -> str | None:
@@ -21,6 +23,14 @@ def commit() -> str | None:
 
 def remarks() -> list[str]:
     """What whoever starts a run should know before its hours are spent; nothing where the commit is known."""
+    if said := os.environ.get("FLNOISEBENCH_COMMIT"):
+        if not COMMIT.fullmatch(said):
+            return [f"FLNOISEBENCH_COMMIT is {said!r}, which is no commit of git, and no leaderboard takes such a run"]
+        folder = Path(__file__).parent
+        known = stamped(folder) or commit_of(folder)
+        if known is not None and known != said:
+            return [f"FLNOISEBENCH_COMMIT says {said}, and this copy is of {known}: the run will name the former"]
+        return []
     if commit() is not None:
         return []
     return [
@@ -42,9 +52,14 @@ def commit_of(folder: Path) -> str | None:
     """The git commit of the folder's files, "+changes" when the tree differs from it; None outside a checkout, also
     where they are installed within that of something else."""
 
+    # where git itself runs us (a hook, rebase --exec), these name a repository that need not be the folder's
+    elsewhere = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX")
+    environment = {name: value for name, value in os.environ.items() if name not in elsewhere}
+
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(folder), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10, env=environment)
+        return done.stdout.strip()
 
     try:
         if not git("ls-files"):

@@ -291,12 +291,12 @@ finally:
 # --------------------------------------------------------------------------------------- which commit it is of
 
 
-def commit_in(folder):
+def commit_in(folder, **variables):
     """What a copy of the package in the folder says of itself, in a process that sees no other."""
     code = "import sys; sys.path.insert(0, sys.argv[1]); import provenance as p; print(p.commit()); print(*p.remarks())"
     run = [sys.executable, "-I", "-c", code, str(folder)]
     environment = {name: value for name, value in os.environ.items() if name != "FLNOISEBENCH_COMMIT"}
-    done = subprocess.run(run, check=True, capture_output=True, text=True, env=environment)
+    done = subprocess.run(run, check=True, capture_output=True, text=True, env={**environment, **variables})
     commit, remarks = done.stdout.split("\n", 1)
     return commit, remarks.strip()
 
@@ -335,6 +335,24 @@ def test_a_copy_whose_commit_nobody_knows_says_so_before_its_hours_are_spent(tmp
     assert commit_in(tmp_path)[0] == "None"
     (tmp_path / "commit.txt").unlink()
     assert commit_in(tmp_path)[0] == "None"
+
+
+def test_a_commit_that_is_said_and_is_none_or_not_the_checkouts_is_told_before_hours_are_spent(wheel):
+    folder, head = wheel[1] / "flnoisebench", git(wheel[1], "rev-parse", "HEAD").strip()
+    assert commit_in(folder, FLNOISEBENCH_COMMIT=head) == (head, "")
+    assert "'v1.0', which is no commit of git" in commit_in(folder, FLNOISEBENCH_COMMIT="v1.0")[1]
+    said, remark = commit_in(folder, FLNOISEBENCH_COMMIT="c" * 40)  # as an old shell profile may go on saying
+    assert said == "c" * 40
+    assert f"says {said}, and this copy is of {head}" in remark
+
+
+def test_the_commit_is_that_of_the_folder_whichever_repository_git_runs_it_in(wheel, tmp_path):
+    git(tmp_path, "init", "--quiet")
+    (tmp_path / "file").write_text("another")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "--message", "another")
+    head = git(wheel[1], "rev-parse", "HEAD").strip()
+    assert commit_in(wheel[1] / "flnoisebench", GIT_DIR=str(tmp_path / ".git")) == (head, "")
 
 
 def test_a_run_and_a_sweep_of_such_a_copy_say_so_at_the_start(tmp_path, monkeypatch):
