@@ -12,9 +12,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ValidationError, model_validator
 
 from flnoisebench.api import Config, Field
 from flnoisebench.settings import Oracle, Settings
@@ -22,6 +22,46 @@ from flnoisebench.settings import Oracle, Settings
 SCHEMA = 1
 LAST_ROUNDS = 5  # of the headline, as the papers have it
 Kind = TypeVar("Kind", bound=Config)
+
+
+class _Environment(BaseModel):
+    """What readers take for granted of an environment; whatever else is in it stays as it is."""
+
+    method_sha256: str
+    commit: str | None = None
+    packages: dict[str, str] = {}
+    device: str | None = None
+    system: str | None = None
+    executor: str | None = None
+    lanes: int | None = None
+    devices: int | None = None
+    earlier: list[_Environment] = []
+
+
+class _Card(BaseModel):
+    """The same of a card."""
+
+    title: str
+    conditions: list[str] = []
+    told: list[str] = []
+
+
+def _shaped(kind: type[BaseModel]) -> AfterValidator:
+    """Refuses a table that is not of this shape, in words that say which entry of it."""
+
+    def check(table: dict[str, Any]) -> dict[str, Any]:
+        try:
+            kind.model_validate(table)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        return table
+
+    return AfterValidator(check)
+
+
+Environment = Annotated[dict[str, Any], _shaped(_Environment)]
+CardFacts = Annotated[dict[str, Any], _shaped(_Card)]
 
 
 class RoundRecord(Config):
@@ -138,7 +178,7 @@ class RunResult(Config):
     failure: str | None = Field(..., why="what, in which method, round, client and task")
     settings: Settings = Field(..., why="as settings.json")
     oracle: Oracle | None = Field(None, why="as in the settings; with one this is a bound, no method's result")
-    card: dict[str, Any] = Field(..., why="the method's title, paper, conditions and what it was told")
+    card: CardFacts = Field(..., why="the method's title, paper, conditions and what it was told")
     told: dict[str, float] = Field(
         ..., why="the values that it was told about the noise: noise_rate, a share, and noisy_clients, how many"
     )
@@ -167,7 +207,7 @@ class RunResult(Config):
     seconds: dict[str, float] = Field(..., unit="s", why="by part, in all, over every session of the run")
     peak_memory: int = Field(..., unit="bytes", why="the highest of all rounds")
     digest: str = Field(..., why="of the whole run; equal for equal settings on equal hardware")
-    environment: dict[str, Any] = Field(
+    environment: Environment = Field(
         ...,
         why="versions, commit, machine, device, lanes; sharing: alone on its device, or beside others in some round, "
         "null where that cannot be seen; earlier: the others that a run that was stopped had before",
@@ -218,11 +258,24 @@ def replace(path: Path, data: bytes) -> None:
 def parse(kind: type[Kind], text: bytes, where: str) -> Kind:
     """The JSON text as this kind; raises ValueError that says where and which entry is wrong."""
     try:
-        return kind.model_validate_json(text)
+        found = kind.model_validate_json(text)
+        if b"NaN" in text or b"Infinity" in text:  # pydantic reads them as numbers, and nothing here writes them
+            json.loads(text, parse_constant=_no_number)
+        return found
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the file"
         raise ValueError(f"{where} is damaged or of another version: {place}: {first['msg']}") from error
+    except _NoNumber as error:
+        raise ValueError(f"{where} is damaged or of another version: {error} is no number") from None
+
+
+class _NoNumber(Exception):
+    pass
+
+
+def _no_number(text: str) -> None:
+    raise _NoNumber(text)
 
 
 def load_settings(folder: Path) -> Settings:

@@ -288,8 +288,8 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "trials": ({"grid", "records", "settings", "leaderboard"}, set()),  # leaderboard: the commits of a run
     "sweep": ({*ABOVE, "runs"}, {"torch", "distributed", "dask", "dask_jobqueue"}),  # runs: where a failure is written
     "leaderboard": (
-        # checkpoint: a result is published if it is what the run's commits say
-        {"api", "records", "checkpoint", "settings", "registry", "protocols", "scenario", "published"},
+        # checkpoint: a result is published if it is what the run's commits say; provenance: what a commit looks like
+        {"api", "records", "checkpoint", "provenance", "settings", "registry", "protocols", "scenario", "published"},
         {"numpy", "scipy", "pydantic"},
     ),
     "report": (

@@ -228,6 +228,14 @@ def test_there_is_no_row_without_provenance(name, change):
         entry(**change)
 
 
+def test_what_is_no_commit_is_no_provenance():
+    for commit in ("c" * 7, "c" * 40 + "+changes"):
+        entry(environment={"commit": commit})
+    for commit in ("yesterday", "v0.1.0", "c" * 6, "c" * 40 + " "):
+        with pytest.raises(ValueError, match=r"environment.commit is '.*', and a commit of git is 7 or more hex"):
+            entry(environment={"commit": commit})
+
+
 # -------------------------------------------------------------------------------------------------- real runs
 
 
@@ -612,6 +620,36 @@ def test_an_entry_that_was_edited_by_hand_contradicts_itself(place, value, what,
     assert any(f"{path}: " in one and what in one for one in errors(built))
     assert what in refused("leaderboard", "build", "--out", built)
     assert what in refused("leaderboard", "table", built)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "what"),
+    [
+        (("curves", "accuracy"), [float("nan")] * 2, "NaN is no number"),
+        (("environment", "earlier"), {"a": 1}, "environment: Value error, earlier: Input should be a valid list"),
+        (("environment", "packages"), ["torch"], "environment: Value error, packages: "),
+        (("environment", "method_sha256"), 5, "environment: Value error, method_sha256: "),
+        (("environment", "commit"), "yesterday", "environment.commit is 'yesterday'"),
+        (("card",), {}, "card: Value error, title: Field required"),
+        (("card", "told"), None, "card: Value error, told: "),
+        (("digest",), "", "this lacks digest"),
+    ],
+)
+def test_an_entry_of_another_shape_is_named_with_what_is_wrong(place, value, what, built):
+    path = sorted((built / "results").rglob("*.json"))[0]
+    _edited(path, place, value)
+    assert any(one.startswith(f"{path}: is damaged") and what in one for one in errors(built))
+    for command in (("build", "--out", built), ("table", built)):
+        assert what in refused("leaderboard", *command)
+
+
+@pytest.mark.parametrize("damage", [b"\xff\xfe\x00", b'"' + b"a" * 200_000 + b'"\n'])
+def test_a_table_that_cannot_be_read_is_named(damage, sound):
+    path = sound / "digits.csv"
+    path.write_bytes(path.read_bytes() + damage)
+    (problem,) = errors(sound)
+    assert problem.startswith(f"{path}: is damaged (")
+    assert "build it again" in refused("leaderboard", "table", sound)
 
 
 @pytest.mark.parametrize(("place", "name"), [(("scenario", "draw"), "draw7-seed0"), (("seed",), "draw0-seed7")])

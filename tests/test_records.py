@@ -265,6 +265,10 @@ def test_nothing_is_written_that_could_not_be_read_back(ended, tmp_path):
         ({"failure": "it broke"}, "status is 'complete', and failure 'it broke'"),
         ({"status": "failed"}, "status is 'failed', and failure None"),
         ({"rounds": 4}, "4 rounds completed, of 3"),
+        ({"environment": {}}, r"environment: .*method_sha256: Field required"),
+        ({"environment": {"method_sha256": "5", "earlier": {"a": 1}}}, "environment: .*earlier: "),
+        ({"card": {}}, "card: .*title: Field required"),
+        ({"label_noise_before": math.nan}, "NaN is no number"),
     ],
 )
 def test_a_result_that_contradicts_itself_is_refused(change, what, ended, tmp_path):

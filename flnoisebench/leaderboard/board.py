@@ -276,9 +276,12 @@ def _about_entry(path: Path, entry: Entry, leaderboards: Path) -> list[Problem]:
 
 def _parse(path: Path) -> tuple[list[Line], list[Problem]]:
     """A table's rows by line, and what keeps others from being read."""
-    text = path.read_text(encoding="utf-8")
-    reader = csv.reader(io.StringIO(text))
-    header = next(reader, [])
+    try:
+        reader = csv.reader(io.StringIO(path.read_text(encoding="utf-8")))
+        numbered = [(record, reader.line_num) for record in reader]  # no cell holds a line break
+    except (UnicodeDecodeError, csv.Error) as error:
+        return [], [Problem("error", path, 0, "", f"is damaged ({error}): build it again")]
+    header = numbered[0][0] if numbered else []
     if tuple(header) != COLUMNS:
         missing = [name for name in COLUMNS if name not in header]
         strange = [name for name in header if name not in COLUMNS]
@@ -288,8 +291,7 @@ def _parse(path: Path) -> tuple[list[Line], list[Problem]]:
         return [], [Problem("error", path, 1, "", f"{what}. Its columns are those of leaderboard.Row: build it again")]
     lines: list[Line] = []
     problems: list[Problem] = []
-    for record in reader:
-        number = reader.line_num  # no cell holds a line break
+    for record, number in numbered[1:]:
         if len(record) != len(COLUMNS):
             what = f"has {len(record)} cells, and there are {len(COLUMNS)} columns"
             problems.append(Problem("error", path, number, "", what))

@@ -18,7 +18,8 @@ from pydantic import model_validator
 from flnoisebench import records
 from flnoisebench.api import Config, Field
 from flnoisebench.checkpoint import read_head
-from flnoisebench.records import Accuracy, LastRounds, Point, RoundRecord, RunResult
+from flnoisebench.provenance import COMMIT
+from flnoisebench.records import Accuracy, CardFacts, Environment, LastRounds, Point, RoundRecord, RunResult
 from flnoisebench.settings import Settings, merged
 
 RESULTS = "results"  # the folder of entries below a leaderboard's
@@ -79,7 +80,7 @@ class Entry(Config):
     status: Literal["complete", "failed"] = Field(..., why="a failed run is counted and gives no number")
     failure: str | None = Field(..., why="its first line: what, in which method, round, client and task")
     settings: Settings = Field(..., why="all that it takes to run it again")
-    card: dict[str, Any] = Field(..., why="the method's title, paper and conditions")
+    card: CardFacts = Field(..., why="the method's title, paper and conditions")
     told: dict[str, float] = Field(..., why="the values that it was told about the noise")
     digests: dict[str, str] = Field(
         ..., why="SHA-256 of data, partition, given labels; of public images where the method has them"
@@ -94,12 +95,13 @@ class Entry(Config):
     seconds: dict[str, float] = Field(..., unit="s", why="by part, in all")
     peak_memory: int = Field(..., ge=0, unit="bytes", why="the highest of all rounds")
     digest: str = Field(..., why="of the whole run; equal for equal settings on equal hardware")
-    environment: dict[str, Any] = Field(..., why="versions, commit, machine, device, lanes")
+    environment: Environment = Field(..., why="versions, commit, machine, device, lanes")
     curves: Curves = Field(..., why="from which the accuracies are computed")
 
     @model_validator(mode="after")
     def _provenance_is_complete(self) -> Entry:
         missing = [f"digests.{name}" for name in DIGESTS if not self.digests.get(name)]
+        missing += [] if self.digest else ["digest"]
         for said in sessions(self.environment):
             missing += [f"environment.{name}" for name in PROVENANCE if not said.get(name)]
             packages = said.get("packages") or {}
@@ -109,6 +111,10 @@ class Entry(Config):
             if "environment.commit" in missing:
                 advice = "; where flnoisebench does not know its commit, say it in FLNOISEBENCH_COMMIT when running"
             raise ValueError(f"no row without provenance, and this lacks {', '.join(missing)}{advice}")
+        for said in sessions(self.environment):
+            if not COMMIT.fullmatch(said["commit"]):
+                what = "7 or more hex digits, with +changes where the tree differed"
+                raise ValueError(f"environment.commit is {said['commit']!r}, and a commit of git is {what}")
         if len(self.curves.accuracy) != self.rounds:
             raise ValueError(f"{self.rounds} rounds, and curves of {len(self.curves.accuracy)}")
         return self
