@@ -28,7 +28,7 @@ from flnoisebench.records import replace
 from flnoisebench.trees import Tree
 
 FORMAT = 1
-BEGAN_WITH = ("data.json", "method.sha256")  # beside the head, written by the run before its first commit
+BEGAN_WITH = ("data.json", "method.sha256", "run.json")  # beside the head, written by the run before its first commit
 
 
 class Damaged(ValueError):

@@ -46,7 +46,7 @@ from flnoisebench.imagefiles import reordered
 from flnoisebench.profiling import Meter, Presence, peak_memory, synchronise
 from flnoisebench.records import Accuracy, LastRounds, RoundRecord, RunResult
 from flnoisebench.scenario import oracle as oracles
-from flnoisebench.settings import SAID, Settings
+from flnoisebench.settings import Settings
 from flnoisebench.streams import numpy_stream
 from flnoisebench.trees import Tree
 
@@ -343,7 +343,7 @@ def check_finished(
     result = _said(records.result_of, folder)
     if result is None:
         return
-    if not _same_run(settings, result.settings):  # a folder that was copied or renamed
+    if not settings.same_run(result.settings):  # a folder that was copied or renamed
         raise ValueError(f"{folder / 'result.json'} is of another run; give this one another --out, or move it away")
     if result.status == "failed" and retry:
         return  # as an unfinished run
@@ -356,10 +356,6 @@ def check_finished(
         raise AlreadyDone(folder, result)
     if result.status == "complete" or result.rounds:  # before the first round is over there is nothing to be mixed
         raise ValueError(f"{problem}. Give this one another --out, or move that folder away")
-
-
-def _same_run(one: Settings, other: Settings) -> bool:
-    return one.model_dump(mode="json", exclude=SAID) == other.model_dump(mode="json", exclude=SAID)
 
 
 def prepare(
@@ -853,9 +849,21 @@ class Run:
         found = None
         if path.exists():
             found = _said(records.load_settings, self.folder)
-            if not _same_run(self.settings, found):
+            if not self.settings.same_run(found):
                 raise ValueError(f"{path} describes another run; give this one another --out, or move that folder away")
-        source, data = (self.folder / "checkpoint" / name for name in ("method.sha256", "data.json"))
+        elif commit is not None:  # it was there before the first commit
+            raise ValueError(
+                f"{path} is missing, so that nobody can say of which run the checkpoint is; move {self.folder} away, "
+                "or give this run another --out"
+            )
+        source, data, what = (self.folder / "checkpoint" / name for name in ("method.sha256", "data.json", "run.json"))
+        if commit is not None and what.exists():  # checkpoints had none at first
+            began = _said(lambda folder: records.parse(Settings, what.read_bytes(), str(what)), self.folder)
+            if not self.settings.same_run(began):
+                raise ValueError(
+                    f"{path} describes another run than the one that its checkpoint began; give this one another "
+                    "--out, or move that folder away"
+                )
         if problem := self._other_beginning(source, data):
             if commit is not None and commit.counters["round"]:
                 raise ValueError(problem)
@@ -864,6 +872,7 @@ class Run:
         if commit is None:
             records.replace(source, self._source.encode())
             records.replace(data, json.dumps(self._digests).encode())
+            records.replace(what, self.settings.model_dump_json().encode())
         if found != self.settings:  # none is there, or the same was said in other words: the result will repeat these
             records.write_json(path, self.settings)
         return commit

@@ -67,6 +67,10 @@ class Settings(Config):
         content = self.model_dump(mode="json", exclude=apart)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
 
+    def same_run(self, other: Settings) -> bool:
+        """Whether they are one run's, however they were said."""
+        return self.model_dump(mode="json", exclude=SAID) == other.model_dump(mode="json", exclude=SAID)
+
     @property
     def subject(self) -> str:
         """The method as people read it, with its oracle: "fedavg, oracle clean-clients"."""

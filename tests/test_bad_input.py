@@ -293,6 +293,11 @@ DAMAGE = {
         overwrite("settings.json", lambda data: data.replace(b'"batch": 32', b'"batch": 33')),
         "describes another run",
     ),
+    "the settings missing": (lambda f: (f / "settings.json").unlink(), "settings.json is missing"),
+    "what the checkpoint is of": (
+        overwrite("checkpoint/run.json", lambda data: data.replace(b'"seed":0', b'"seed":1')),
+        "run.json was altered",
+    ),
     "one digit of the records": (
         overwrite("records.jsonl", lambda data: data.replace(b'"exchanges":1', b'"exchanges":2', 1)),
         "records.jsonl was altered",
@@ -325,6 +330,23 @@ def test_a_damaged_run_is_refused_as_it_is_and_the_same_command_starts_anew_once
     assert snapshot(tmp_path / "runs") == before
     folder.rename(tmp_path / "moved")
     assert json.loads(done(*command, "--out", tmp_path / "runs", "--json"))["digest"] == digest
+
+
+@pytest.mark.parametrize("settings", ["edited", "removed"])
+def test_a_stopped_run_does_not_go_on_as_another(settings, stopped, tmp_path):
+    """A folder that was copied for another seed, with settings.json mended so that it is taken."""
+    command, runs, _ = stopped
+    shutil.copytree(runs, tmp_path / "runs")
+    folder = only_run(tmp_path / "runs").rename(only_run(tmp_path / "runs").with_name("draw0-seed1"))
+    path = folder / "settings.json"
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 1'))
+    if settings == "removed":
+        path.unlink()
+    message = refused(*command, "--seed", "1", "--out", tmp_path / "runs")
+    assert {"edited": "than the one that its checkpoint began", "removed": "settings.json is missing"}[
+        settings
+    ] in message
+    assert str(folder) in message
 
 
 def test_the_stopped_run_itself_is_not_refused(stopped, tmp_path):

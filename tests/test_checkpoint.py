@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flnoisebench import checkpoint, trees
-from flnoisebench.checkpoint import Busy, Checkpoint, Commit, Damaged, Overwritten
+from flnoisebench.checkpoint import BEGAN_WITH, Busy, Checkpoint, Commit, Damaged, Overwritten
 
 
 @pytest.fixture
@@ -188,13 +188,13 @@ def test_every_bit_of_the_head_is_protected(folder):
 
 def test_every_bit_of_the_records_and_of_what_the_run_began_with_is_protected(folder):
     held = Checkpoint(folder)
-    for name in ("data.json", "method.sha256"):
+    for name in BEGAN_WITH:
         (folder / "checkpoint" / name).write_text(f'"{name}"')
     held.save(commit(0))
     held.save(commit(1))
     held.close()
     saved(folder, commit(2))  # resumed, it counts on from the sum that it found
-    for path in (folder / "records.jsonl", *(folder / "checkpoint" / name for name in ("data.json", "method.sha256"))):
+    for path in (folder / "records.jsonl", *(folder / "checkpoint" / name for name in BEGAN_WITH)):
         good = path.read_bytes()
         for place in range(len(good)):
             path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])

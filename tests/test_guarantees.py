@@ -899,7 +899,7 @@ def test_guarantee_7_a_runs_folder_holds_what_it_says_and_nothing_else(finish):
         "settings.json", "records.jsonl", "result.json", "checkpoint", "lock",
     }  # fmt: skip
     found = {path.name for path in (run.folder / "checkpoint").iterdir()}
-    assert found == {"head.json", "objects", "method.sha256", "data.json"}
+    assert found == {"head.json", "objects", "method.sha256", "data.json", "run.json"}
     head = json.loads((run.folder / "checkpoint" / "head.json").read_text())
     named = {name for name, _ in [head["server"], *head["clients"].values(), *head["claims"].values()]}
     assert {path.name for path in (run.folder / "checkpoint" / "objects").iterdir()} == named

@@ -349,6 +349,19 @@ def test_where_a_result_comes_from_is_held_against_the_checkpoint(place, value, 
     assert what in refused("leaderboard", "build", copied, "--out", tmp_path / "board")
 
 
+def test_a_run_is_not_published_under_settings_that_it_did_not_have(runs, tmp_path):
+    copied = tmp_path / "runs"
+    shutil.copytree(runs, copied)
+    folder = sorted(copied.rglob("result.json"))[0].parent
+    for name in ("result.json", "settings.json"):
+        path = folder / name
+        content = json.loads(path.read_text())
+        content.get("settings", content)["seed"] = 5
+        path.write_text(json.dumps(content))
+    said = refused("leaderboard", "build", copied, "--out", tmp_path / "board")
+    assert "what result.json says of settings is not what the checkpoint says" in said
+
+
 def test_an_accuracy_that_was_edited_in_result_and_records_alike_is_not_published(runs, tmp_path):
     copied = tmp_path / "runs"
     shutil.copytree(runs, copied)

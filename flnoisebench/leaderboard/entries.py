@@ -218,8 +218,9 @@ def _not_the_checkpoints(result: RunResult, folder: Path) -> list[str]:
         return []
     counters = head["counters"]
     began = {path.name: path.read_text() for path in (folder / "checkpoint").iterdir() if path.is_file()}
-    source = result.environment["method_sha256"]
+    source, run = result.environment["method_sha256"], began.get("run.json")
     same = {
+        "settings": run is None or Settings.model_validate_json(run).same_run(result.settings),
         "digest": counters["digest"] == result.digest,
         "digests": json.loads(began.get("data.json", json.dumps(result.digests))) == result.digests,
         "method_sha256": began.get("method.sha256", source) == source,
