@@ -283,7 +283,10 @@ def _lock(folder: Path) -> int:
     handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         os.close(handle)
         raise Busy(f"another process is running in {folder}; wait for it, or give this run another --out") from None
+    except OSError as error:  # as of network drives that are mounted without locks
+        os.close(handle)
+        raise OSError(error.errno, f"its file system gives no lock ({error.strerror})") from error
     return handle

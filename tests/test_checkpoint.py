@@ -1,5 +1,7 @@
 """The checkpoint by itself: what is saved comes back, nothing is written twice, nothing is left over."""
 
+import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -163,6 +165,15 @@ def test_one_folder_is_held_by_one_at_a_time(folder):
         Checkpoint(folder)
     first.close()
     Checkpoint(folder).close()
+
+
+def test_a_file_system_without_locks_is_not_taken_for_another_process(folder, monkeypatch):
+    def refuse(handle, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(OSError, match="its file system gives no lock \\(No locks available\\)"):
+        Checkpoint(folder)
 
 
 def test_a_record_whose_commit_did_not_come_is_cut_off(folder):
