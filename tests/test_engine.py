@@ -692,3 +692,9 @@ def test_trained_and_passed_images_are_told_apart():
     assert dict(taken.images) == {"trained": 48, "passed": 48 + 5, "skipped": 0}
     assert set(taken.seconds) == {"fit", "apply"}
     assert not lane.meter.take().images
+
+
+def test_what_one_side_writes_into_what_it_is_told_no_other_reads():
+    lane = Lane(tiny_engine(fixtures.Whole(), told={"noise_rate": 0.4}))
+    lane.client(0, None, 0, 0).told["from client 0"] = 1.0
+    assert lane.client(1, None, 0, 0).told == lane.server(0, 0, "aggregate").told == {"noise_rate": 0.4}

@@ -349,7 +349,7 @@ class _Side(api.Side):
         engine = lane.engine
         self.round, self.exchange = round, exchange
         self.clients, self.classes = engine.clients, engine.classes
-        self.protocol, self.told = engine.protocol, engine.told
+        self.protocol, self.told = engine.protocol, dict(engine.told)  # nobody writes what the next one is told
         self._stream = stream  # (role, client, round, exchange)
         self._used: set[str] = set()
 
