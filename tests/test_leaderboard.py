@@ -379,6 +379,16 @@ def test_an_accuracy_that_was_edited_in_result_and_records_alike_is_not_publishe
     done("leaderboard", "build", copied, "--out", tmp_path / "board")
 
 
+def test_a_run_without_its_settings_is_not_passed_over_in_silence(runs, tmp_path):
+    copied = tmp_path / "runs"
+    shutil.copytree(runs, copied)
+    path = sorted(copied.rglob("settings.json"))[0]
+    path.unlink()
+    assert f"{path.parent}: settings.json is missing" in refused(
+        "leaderboard", "build", copied, "--out", tmp_path / "b"
+    )
+
+
 def test_a_folder_without_runs_is_refused(tmp_path):
     assert "holds no run" in refused("leaderboard", "build", tmp_path, "--out", tmp_path / "board")
 

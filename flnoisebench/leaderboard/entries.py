@@ -159,6 +159,8 @@ class Entry(Config):
 
         That finds damage and an edit of some files, and not one who makes all of them up: ``rerun`` is for that."""
         result, rounds = records.load_result(folder), records.load_records(folder)
+        if not (folder / "settings.json").exists():
+            raise ValueError(f"{folder}: settings.json is missing; leave this run out, or move it away")
         if result.rounds > len(rounds):
             raise ValueError(f"{folder}: result.json tells of {result.rounds} rounds, records.jsonl of {len(rounds)}")
         rounds = rounds[: result.rounds]
@@ -302,7 +304,8 @@ def runs_below(folders: Iterable[Path]) -> list[Path]:
     """The folders of all runs in or below these, each once, sorted.  Raises ValueError where there is none."""
     found: dict[Path, None] = {}
     for folder in folders:
-        here = sorted(path.parent for path in folder.rglob("settings.json")) if folder.is_dir() else []
+        names = ("settings.json", "result.json")  # a result alone is a damaged run, and none to be passed over
+        here = sorted({path.parent for name in names for path in folder.rglob(name)}) if folder.is_dir() else []
         if not here:
             raise ValueError(f"{folder} holds no run (no settings.json in it or below it)")
         found.update(dict.fromkeys(here))
