@@ -85,7 +85,8 @@ def load(path: Path, *, out: Path, device: str, data_root: Path | None = None) -
     """The trials of a grid file, whose runs are below ``out``: {method: its trials, in the file's order}.
 
     device, data_root: as in ``grid.load``.  Raises ValueError where the grid measures on what is reported, tries
-    several budgets, gives a method more trials or other draws than another, or has runs that are not over.
+    several budgets, gives a method more trials or other draws than another, or has runs that are not over or other
+    runs' results.
     """
     wanted = grid.load(path, device=device, data_root=data_root)
     try:
@@ -97,6 +98,8 @@ def load(path: Path, *, out: Path, device: str, data_root: Path | None = None) -
     for settings in wanted:
         folder = settings.folder(out)
         if result := records.result_of(folder):
+            if not settings.same_run(result.settings):  # a folder that was copied or renamed
+                raise ValueError(f"{folder / 'result.json'} is of another run, and no trial of {path}: move it away")
             runs[settings.method, settings.key].append((settings, result))
         else:
             missing.append(folder)

@@ -142,6 +142,16 @@ def test_an_unfair_or_unfinished_comparison_is_refused(swept, tmp_path, old, new
     assert not (tmp_path / "log.csv").exists()
 
 
+def test_another_runs_result_is_no_trial(swept, tmp_path):
+    """A folder that was filled with a copy: one trial would stand there as two."""
+    path, out = swept
+    shutil.copytree(out, tmp_path / "runs")
+    first, second = sorted((tmp_path / "runs").rglob("fedavg/*/draw20-seed0/result.json"))
+    first.write_bytes(second.read_bytes())
+    said = refused("choose", path, "--out", tmp_path / "runs", "--device", "cpu")
+    assert f"{first} is of another run" in said
+
+
 def test_a_draw_that_was_chosen_on_is_not_reported(swept, tmp_path):
     path, out = swept
     words = ("choose", path, "--out", out, "--device", "cpu", "--grid", tmp_path / "tuned.toml", "--draw", "20")
