@@ -147,6 +147,7 @@ def pair(**settings):
         ("choosing-set", pair(evaluate_on="validation", holdout=0.2)),
         ("choosing-set", pair(method="fedcova", changes=["alpha=7"], choices="test")),
         ("choosing-set", pair(method="fedcova", changes=["alpha=7"], choices="test-a")),
+        ("ended-early", [pair()[0], entry(FULL[1:], draw=1, completed=False)]),
         ("choosing-set", [entry(FULL, method="fedcova", draw=draw) for draw in (0, 200)]),  # its preset tuned on 200
         ("unstated-choices", pair(method="fedcova", changes=["alpha=7"])),
         ("unstated-choices", pair(track="own", changes=["protocol.optimiser.lr=0.03"])),
