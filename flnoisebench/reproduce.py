@@ -162,11 +162,13 @@ class Done:
 
 def present(runs: Iterable[Wanted], out: Path, kept: Mapping[Path, Kept] | None = None) -> list[Done]:
     """Those of them that are over, failed ones among them: below ``out``, else in ``kept`` (``board.kept``).  Raises
-    ValueError where a result is damaged."""
+    ValueError where a result is damaged, or another run's."""
     found = []
     for run in runs:
         folder = run.settings.folder(out)
         if result := records.result_of(folder):
+            if not run.settings.same_run(result.settings):  # a folder that was copied or renamed
+                raise ValueError(f"{folder / 'result.json'} is of another run; move it away, or choose another --out")
             found.append(Done(run.line, run.level, run.draw, folder, result))
         elif entry := (kept or {}).get(run.settings.folder(Path())):
             found.append(Done(run.line, run.level, run.draw, None, entry))

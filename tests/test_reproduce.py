@@ -166,6 +166,16 @@ def test_what_is_over_is_not_run_again_and_what_was_stopped_goes_on(tmp_path, mo
     assert again.result.digest == first.result.digest
 
 
+def test_another_runs_result_is_not_shown(tmp_path):
+    runs = finished(reproduce.entry("correction", "smoke"), tmp_path)
+    first, second = (run.settings.folder(tmp_path) / "result.json" for run in runs)
+    first.write_bytes(second.read_bytes())
+    with pytest.raises(ValueError, match=r"result\.json is of another run"):
+        reproduce.present(runs, tmp_path)
+    said = refused("reproduce", "correction", "--scale", "smoke", "--device", "cpu", "--out", tmp_path)
+    assert f"{first} is of another run" in said
+
+
 def test_runs_that_entries_share_are_run_once(tmp_path):
     paper = reproduce.entries("paper")
 
