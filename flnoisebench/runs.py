@@ -75,7 +75,7 @@ def found(folder: Path) -> Found:
         last = json.loads(lines[-1]) if lines else {"accuracy": None}
         seconds = sum(json.loads(line)["seconds"]["round"] for line in lines)
         return Found(folder, "unfinished", settings, len(lines), last["accuracy"], seconds)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return Found(folder, "damaged", {}, problem=_damage(folder, error))
 
 

@@ -368,7 +368,9 @@ def test_a_damaged_result_is_named_by_run_and_by_show_and_left_as_it_is(content,
     assert snapshot(tmp_path / "runs") == before
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[1]", b"7"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff", b"[1]", b"7", b"[" * 100_000], ids=lambda content: str(content[:4])
+)
 def test_damaged_settings_of_an_unfinished_run_are_named_and_hide_no_other_run(content, stopped, tmp_path):
     shutil.copytree(stopped[1], tmp_path / "runs" / "a")
     shutil.copytree(stopped[1], tmp_path / "runs" / "b")

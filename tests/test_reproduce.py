@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from command_line import done, refused, rows
+from command_line import call, done, refused, rows
 
 from flnoisebench import claims, papers, published, records, registry, reproduce, runtime
 from flnoisebench.leaderboard import board
@@ -229,6 +229,7 @@ def test_a_result_is_read_before_its_run_and_after_it_and_by_a_dry_run_once(tmp_
     command = ("reproduce", "communication", "--scale", "smoke", "--device", "cpu", "--out", tmp_path)
     done(*command)
     assert Counter(read) == folders + folders
+    assert "is 'yesterday', which is no commit" in call(*command, FLNOISEBENCH_COMMIT="yesterday").stderr
     read.clear()
     done(*command, "--dry-run", "--figure", tmp_path / "own.svg")
     assert Counter(read) == folders

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from flnoisebench import claims, reproduce, runtime
+from flnoisebench import claims, provenance, reproduce, runtime
 from flnoisebench.api import MissingData
 from flnoisebench.cli import console
 from flnoisebench.cli import options as opt
@@ -82,6 +82,8 @@ def command(
     if dry_run:
         _dry_run(chosen, plans, out, kept, figure, root)
         return
+    for remark in provenance.remarks():
+        console.warn(remark)
     content, without = [], 0
     failed: dict[str, str] = {}
     for one in chosen.values():
