@@ -17,8 +17,12 @@ def commit() -> str | None:
     What FLNOISEBENCH_COMMIT says, else what was written into the archive or wheel that this copy came in, else the
     checkout's.
     """
+    return os.environ.get("FLNOISEBENCH_COMMIT") or _of_this_copy()
+
+
+def _of_this_copy() -> str | None:
     folder = Path(__file__).parent
-    return os.environ.get("FLNOISEBENCH_COMMIT") or stamped(folder) or commit_of(folder)
+    return stamped(folder) or commit_of(folder)
 
 
 def remarks() -> list[str]:
@@ -26,8 +30,7 @@ def remarks() -> list[str]:
     if said := os.environ.get("FLNOISEBENCH_COMMIT"):
         if not COMMIT.fullmatch(said):
             return [f"FLNOISEBENCH_COMMIT is {said!r}, which is no commit of git, and no leaderboard takes such a run"]
-        folder = Path(__file__).parent
-        known = stamped(folder) or commit_of(folder)
+        known = _of_this_copy()
         if known is not None and known != said:
             return [f"FLNOISEBENCH_COMMIT says {said}, and this copy is of {known}: the run will name the former"]
         return []

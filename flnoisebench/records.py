@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -22,6 +22,7 @@ from flnoisebench.settings import Oracle, Settings
 SCHEMA = 1
 LAST_ROUNDS = 5  # of the headline, as the papers have it
 Kind = TypeVar("Kind", bound=Config)
+Said = TypeVar("Said")
 
 
 class _Environment(BaseModel):
@@ -290,6 +291,27 @@ def load_result(folder: Path) -> RunResult:
 def result_of(folder: Path) -> RunResult | None:
     """The run's result, None while there is none; raises ValueError when it is damaged."""
     return load_result(folder) if (folder / "result.json").exists() else None
+
+
+def result_for(folder: Path, settings: Settings) -> RunResult | None:
+    """The result of the run of these settings, None while there is none; raises ValueError, with advice, when it is
+    damaged or of another run, as where a folder was copied or renamed."""
+    result = advised(result_of, folder)
+    if result is not None and not settings.same_run(result.settings):
+        raise ValueError(f"{folder / 'result.json'} is of another run; {_away(folder)}")
+    return result
+
+
+def advised(read: Callable[[Path], Said], folder: Path) -> Said:
+    """What a run's folder says of itself; raises ValueError with advice where that is damaged."""
+    try:
+        return read(folder)
+    except ValueError as error:
+        raise ValueError(f"{error}; {_away(folder)}") from error
+
+
+def _away(folder: Path) -> str:
+    return f"move {folder} away, or give this run another --out"
 
 
 def load_records(folder: Path) -> list[RoundRecord]:

@@ -166,9 +166,7 @@ def present(runs: Iterable[Wanted], out: Path, kept: Mapping[Path, Kept] | None 
     found = []
     for run in runs:
         folder = run.settings.folder(out)
-        if result := records.result_of(folder):
-            if not run.settings.same_run(result.settings):  # a folder that was copied or renamed
-                raise ValueError(f"{folder / 'result.json'} is of another run; move it away, or choose another --out")
+        if result := records.result_for(folder, run.settings):
             found.append(Done(run.line, run.level, run.draw, folder, result))
         elif entry := (kept or {}).get(run.settings.folder(Path())):
             found.append(Done(run.line, run.level, run.draw, None, entry))

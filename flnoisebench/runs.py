@@ -86,8 +86,8 @@ def _damage(folder: Path, error: Exception) -> str:
         records.result_of(folder)
         records.load_records(folder)
         records.load_settings(folder)
-    except ValueError as found:
-        said = str(found)
+    except ValueError as problem:
+        said = str(problem)
     except FileNotFoundError:
         pass
     return f"{said}; move {folder} away, and the command that began it starts it anew"

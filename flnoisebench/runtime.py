@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -52,7 +52,6 @@ from flnoisebench.trees import Tree
 
 TELLABLE = ("noise_rate", "noisy_clients")  # Scenario.told
 COUNTED = ("trained", "passed", "skipped")  # images, see RoundRecord
-Said = TypeVar("Said")
 EXECUTORS = ("auto", "serial", "threads", "processes", "debug")
 
 
@@ -322,14 +321,6 @@ def under_oracle(
     return arrays, (cleaned.scenario, cleaned.truth)
 
 
-def _said(read: Callable[[Path], Said], folder: Path) -> Said:
-    """What a run's folder says of itself; with advice where that is damaged."""
-    try:
-        return read(folder)
-    except ValueError as error:
-        raise ValueError(f"{error}; move {folder} away, or give this run another --out") from error
-
-
 def check_finished(
     folder: Path, settings: Settings, source: str, digests: Mapping[str, str], *, retry: bool = False
 ) -> None:
@@ -340,11 +331,9 @@ def check_finished(
     Raises AlreadyDone when there is a result, but ValueError when it is another run's, another code's or other data's:
     its numbers are not this run's.
     """
-    result = _said(records.result_of, folder)
+    result = records.result_for(folder, settings)
     if result is None:
         return
-    if not settings.same_run(result.settings):  # a folder that was copied or renamed
-        raise ValueError(f"{folder / 'result.json'} is of another run; give this one another --out, or move it away")
     if result.status == "failed" and retry:
         return  # as an unfinished run
     problem = ""
@@ -848,7 +837,7 @@ class Run:
         path = self.folder / "settings.json"
         found = None
         if path.exists():
-            found = _said(records.load_settings, self.folder)
+            found = records.advised(records.load_settings, self.folder)
             if not self.settings.same_run(found):
                 raise ValueError(f"{path} describes another run; give this one another --out, or move that folder away")
         elif commit is not None:  # it was there before the first commit
@@ -858,7 +847,7 @@ class Run:
             )
         source, data, what = (self.folder / "checkpoint" / name for name in ("method.sha256", "data.json", "run.json"))
         if commit is not None and what.exists():  # checkpoints had none at first
-            began = _said(lambda folder: records.parse(Settings, what.read_bytes(), str(what)), self.folder)
+            began = records.advised(lambda folder: records.parse(Settings, what.read_bytes(), str(what)), self.folder)
             if not self.settings.same_run(began):
                 raise ValueError(
                     f"{path} describes another run than the one that its checkpoint began; give this one another "

@@ -97,9 +97,7 @@ def load(path: Path, *, out: Path, device: str, data_root: Path | None = None) -
     missing = []
     for settings in wanted:
         folder = settings.folder(out)
-        if result := records.result_of(folder):
-            if not settings.same_run(result.settings):  # a folder that was copied or renamed
-                raise ValueError(f"{folder / 'result.json'} is of another run, and no trial of {path}: move it away")
+        if result := records.result_for(folder, settings):
             runs[settings.method, settings.key].append((settings, result))
         else:
             missing.append(folder)
