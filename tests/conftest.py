@@ -18,12 +18,13 @@ def loaded():
     return sys.modules[registry.load_method(f"{fixture_methods.__file__}:Averaging").__module__]
 
 
-@pytest.fixture
-def own_device(monkeypatch):
-    """Runs see on their devices no run but this test's, whatever else is on this host.  Its name."""
+@pytest.fixture(scope="module")
+def own_device():
+    """Runs see on their devices no run but this module's, whatever else is on this host.  Its name."""
     name = f"test-{uuid.uuid4().hex}"
-    monkeypatch.setattr(profiling, "_identity", lambda device: f"{name}{device.index or ''}")
-    return name
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profiling, "_identity", lambda device: f"{name}{device.index or ''}")
+        yield name
 
 
 @pytest.fixture
