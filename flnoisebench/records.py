@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -295,10 +296,13 @@ def result_of(folder: Path) -> RunResult | None:
 
 def result_for(folder: Path, settings: Settings) -> RunResult | None:
     """The result of the run of these settings, None while there is none; raises ValueError, with advice, when it is
-    damaged or of another run, as where a folder was copied or renamed."""
+    damaged or of another run, as where a folder was copied or renamed, and where settings and records beside it are
+    damaged or another's: it would be taken for a run's, and nobody could show or publish it."""
     result = advised(result_of, folder)
     if result is not None and not settings.same_run(result.settings):
         raise ValueError(f"{folder / 'result.json'} is of another run; {_away(folder)}")
+    if result is not None:
+        advised(lambda folder: rounds_of(folder, result), folder)
     return result
 
 
@@ -321,3 +325,44 @@ def load_records(folder: Path) -> list[RoundRecord]:
         return []
     lines = path.read_bytes().split(b"\n")[:-1]
     return [parse(RoundRecord, line, f"{path}, line {i}") for i, line in enumerate(lines, 1)]
+
+
+def rounds_of(folder: Path, result: RunResult) -> list[RoundRecord]:
+    """The rounds that the result of a run's folder tells of.  Raises ValueError where settings.json or records.jsonl is
+    missing or damaged, and where one of them contradicts the result."""
+    rounds = load_records(folder)
+    try:
+        settings = load_settings(folder)
+    except FileNotFoundError:
+        raise ValueError(f"{folder}: settings.json is missing") from None
+    if result.rounds > len(rounds):
+        raise ValueError(f"{folder}: result.json tells of {result.rounds} rounds, records.jsonl of {len(rounds)}")
+    rounds = rounds[: result.rounds]
+    if Accuracy.of([record.accuracy for record in rounds]) != result.accuracy:
+        raise ValueError(f"{folder}: the accuracies of result.json do not follow from records.jsonl")
+    # a failed run's digest also covers the exchanges of the round in which it stopped
+    if rounds and rounds[-1].digest != result.digest and result.status == "complete":
+        raise ValueError(f"{folder}: the digests of result.json and records.jsonl differ")
+    if result.status == "complete" and (strange := _strange(result, rounds)):
+        raise ValueError(f"{folder}: what result.json says of {', '.join(strange)} does not follow from records.jsonl")
+    if result.settings != settings:
+        raise ValueError(f"{folder}: result.json and settings.json describe two runs")
+    return rounds
+
+
+def _strange(result: RunResult, rounds: Sequence[RoundRecord]) -> list[str]:
+    """The names of the costs and rates of a complete run that are not those of its rounds."""
+    images, seconds = Counter[str](), Counter[str]()
+    for record in rounds:
+        images.update(record.images)
+        seconds.update(record.seconds)
+    same = {
+        "bytes_up": result.bytes_up == sum(record.bytes_up for record in rounds),
+        "bytes_down": result.bytes_down == sum(record.bytes_down for record in rounds),
+        "images": Counter(result.images) == images,
+        # each of a round's is rounded
+        "seconds": all(abs(result.seconds.get(name, 0.0) - value) < 1e-3 for name, value in seconds.items()),
+        "peak_memory": result.peak_memory == max((record.peak_memory for record in rounds), default=0),
+        "label_noise_after": not rounds or result.label_noise_after == rounds[-1].label_noise,
+    }
+    return [name for name, holds in same.items() if not holds]

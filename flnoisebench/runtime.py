@@ -328,8 +328,8 @@ def check_finished(
     digests: of the run's data.  retry: a failed run is none that is over.  One that failed in its first round, under
     other code or on other data, is none either.
 
-    Raises AlreadyDone when there is a result, but ValueError when it is another run's, another code's or other data's:
-    its numbers are not this run's.
+    Raises AlreadyDone when there is a result, but ValueError when it is another run's, another code's or other data's,
+    since its numbers are not this run's, and when settings or records beside it are damaged.
     """
     result = records.result_for(folder, settings)
     if result is None:

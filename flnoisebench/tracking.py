@@ -205,11 +205,14 @@ class Log:
 
     def finish(self) -> None:
         """Close them; where no round came, all rounds of a run that is over are handed over first."""
-        result = records.result_of(self._folder)
-        if self._open is None:
-            if result is None:  # nothing came of it, or another process is at it and has its own
-                return
-            self._begin(None)
+        try:
+            result = records.result_of(self._folder)
+            if self._open is None:
+                if result is None:  # nothing came of it, or another process is at it and has its own
+                    return
+                self._begin(None)
+        except ValueError:  # a damaged run: whoever wants it refuses it with advice, and this must not hide that
+            return
         self._each(lambda tracker: tracker.close(summary(result), result.status if result else "unfinished"))
         self._open = {}
 

@@ -85,8 +85,8 @@ def load(path: Path, *, out: Path, device: str, data_root: Path | None = None) -
     """The trials of a grid file, whose runs are below ``out``: {method: its trials, in the file's order}.
 
     device, data_root: as in ``grid.load``.  Raises ValueError where the grid measures on what is reported, tries
-    several budgets, gives a method more trials or other draws than another, or has runs that are not over or other
-    runs' results.
+    several budgets, gives a method more trials or other draws than another, or has runs that are not over, other runs'
+    results, or results that do not follow from the records beside them.
     """
     wanted = grid.load(path, device=device, data_root=data_root)
     try:

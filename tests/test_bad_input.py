@@ -369,6 +369,34 @@ def test_a_damaged_result_is_named_by_run_and_by_show_and_left_as_it_is(content,
 
 
 @pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("settings.json", lambda data: data[:50], "settings.json is damaged or of another version"),
+        ("settings.json", lambda data: data.replace(b'"changed": {}', b'"changed": {"a": 1}'), "describe two runs"),
+        ("records.jsonl", lambda data: data[:-50] + b"\n", "records.jsonl, line 2 is damaged"),
+        ("records.jsonl", lambda data: data[: data.index(b"\n") + 1], "records.jsonl of 1"),
+        ("records.jsonl", None, "records.jsonl of 0"),
+        ("settings.json", None, "settings.json is missing"),
+    ],
+)
+def test_a_finished_run_with_a_damaged_file_is_not_already_complete(name, change, words, earlier, tmp_path):
+    shutil.copytree(earlier[0], tmp_path / "runs")
+    folder = only_run(tmp_path / "runs")
+    path = folder / name
+    if change:
+        assert change(path.read_bytes()) != path.read_bytes()
+        path.write_bytes(change(path.read_bytes()))
+    else:
+        path.unlink()
+    before = snapshot(tmp_path / "runs")
+    said = refused(*RUN, "--out", tmp_path / "runs")
+    assert words in said
+    assert f"move {folder} away, or give this run another --out" in said
+    assert "already complete" not in said
+    assert snapshot(tmp_path / "runs") == before
+
+
+@pytest.mark.parametrize(
     "content", [b"", b"{", b"\xff", b"[1]", b"7", b"[" * 100_000], ids=lambda content: str(content[:4])
 )
 def test_damaged_settings_of_an_unfinished_run_are_named_and_hide_no_other_run(content, stopped, tmp_path):

@@ -152,6 +152,18 @@ def test_another_runs_result_is_no_trial(swept, tmp_path):
     assert f"{first} is of another run" in said
 
 
+def test_a_trial_whose_result_was_edited_is_not_chosen(swept, tmp_path):
+    path, out = swept
+    shutil.copytree(out, tmp_path / "runs")
+    first = sorted((tmp_path / "runs").rglob("fedavg/*/draw20-seed0/result.json"))[0]
+    content = json.loads(first.read_text())
+    content["accuracy"]["last5_mean"] = 99.0
+    first.write_text(json.dumps(content))
+    said = refused("choose", path, "--out", tmp_path / "runs", "--device", "cpu")
+    assert f"{first.parent}: the accuracies of result.json do not follow from records.jsonl" in said
+    assert f"move {first.parent} away" in said
+
+
 def test_a_draw_that_was_chosen_on_is_not_reported(swept, tmp_path):
     path, out = swept
     words = ("choose", path, "--out", out, "--device", "cpu", "--grid", tmp_path / "tuned.toml", "--draw", "20")

@@ -8,8 +8,7 @@ folder.
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -158,23 +157,10 @@ class Entry(Config):
         result, records and checkpoint contradict each other, or when it does not say where it comes from.
 
         That finds damage and an edit of some files, and not one who makes all of them up: ``rerun`` is for that."""
-        result, rounds = records.load_result(folder), records.load_records(folder)
+        result = records.load_result(folder)
         if not (folder / "settings.json").exists():
             raise ValueError(f"{folder}: settings.json is missing; leave this run out, or move it away")
-        if result.rounds > len(rounds):
-            raise ValueError(f"{folder}: result.json tells of {result.rounds} rounds, records.jsonl of {len(rounds)}")
-        rounds = rounds[: result.rounds]
-        if Accuracy.of([record.accuracy for record in rounds]) != result.accuracy:
-            raise ValueError(f"{folder}: the accuracies of result.json do not follow from records.jsonl")
-        # a failed run's digest also covers the exchanges of the round in which it stopped
-        if rounds and rounds[-1].digest != result.digest and result.status == "complete":
-            raise ValueError(f"{folder}: the digests of result.json and records.jsonl differ")
-        if result.status == "complete" and (strange := _strange(result, rounds)):
-            raise ValueError(
-                f"{folder}: what result.json says of {', '.join(strange)} does not follow from records.jsonl"
-            )
-        if result.settings != records.load_settings(folder):
-            raise ValueError(f"{folder}: result.json and settings.json describe two runs")
+        rounds = records.rounds_of(folder, result)
         if strange := _not_the_checkpoints(result, folder):
             raise ValueError(f"{folder}: what result.json says of {', '.join(strange)} is not what the checkpoint says")
         content = {
@@ -191,24 +177,6 @@ class Entry(Config):
         if strange := contradictions(entry):
             raise ValueError(f"{folder}: {'; '.join(strange)}")
         return entry
-
-
-def _strange(result: RunResult, rounds: Sequence[RoundRecord]) -> list[str]:
-    """The names of the costs and rates of a complete run that are not those of its rounds."""
-    images, seconds = Counter[str](), Counter[str]()
-    for record in rounds:
-        images.update(record.images)
-        seconds.update(record.seconds)
-    same = {
-        "bytes_up": result.bytes_up == sum(record.bytes_up for record in rounds),
-        "bytes_down": result.bytes_down == sum(record.bytes_down for record in rounds),
-        "images": Counter(result.images) == images,
-        # each of a round's is rounded
-        "seconds": all(abs(result.seconds.get(name, 0.0) - value) < 1e-3 for name, value in seconds.items()),
-        "peak_memory": result.peak_memory == max((record.peak_memory for record in rounds), default=0),
-        "label_noise_after": not rounds or result.label_noise_after == rounds[-1].label_noise,
-    }
-    return [name for name, holds in same.items() if not holds]
 
 
 def _not_the_checkpoints(result: RunResult, folder: Path) -> list[str]:
