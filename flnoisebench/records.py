@@ -248,13 +248,17 @@ def write_json(path: Path, content: Config) -> None:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Write to a temporary file beside ``path``, flush it to the disk, and rename it over."""
+    """Write to a temporary file beside ``path``, flush it to the disk, and rename it over.  Raises OSError that names
+    ``path``: of the temporary one nobody has heard."""
     temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def parse(kind: type[Kind], text: bytes, where: str) -> Kind:

@@ -214,6 +214,18 @@ def test_trials_of_several_scenarios_are_reported_on_all_of_them(tmp_path):
     ]
 
 
+def test_folders_of_the_files_that_it_writes_are_made_and_what_cannot_be_written_is_named(swept, tmp_path):
+    grid_file, log = tmp_path / "new" / "tuned.toml", tmp_path / "logs" / "trials.csv"
+    choose(swept, "--grid", grid_file, "--log", log)
+    assert grid_file.is_file()
+    assert log.is_file()
+    path, out = swept
+    in_the_way = tmp_path / "folder.toml"
+    in_the_way.mkdir()
+    said = refused("choose", path, "--out", out, "--device", "cpu", "--grid", in_the_way, code=1)
+    assert said == f"error: {in_the_way}: Is a directory"
+
+
 def test_trials_of_several_commits_are_said_to_be(swept, tmp_path):
     path, out = swept
     shutil.copytree(out, tmp_path / "runs")

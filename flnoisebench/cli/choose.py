@@ -55,6 +55,9 @@ def choose(
         console.warn(f"these trials were made by several commits: {', '.join(sorted(codes))}")
     chosen = {method: trials.best(tried) for method, tried in found.items()}
     text = trials.final_grid(grid_file, chosen, draw or range(5), device=device, data_root=root) if grid else ""
+    for path in (log, grid):
+        if path:
+            path.parent.mkdir(parents=True, exist_ok=True)
     if log:
         records.replace(log, trials.log(found).encode())
     if grid:
