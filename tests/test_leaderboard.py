@@ -676,6 +676,13 @@ def test_a_table_that_cannot_be_read_is_named(damage, sound):
     assert "build it again" in refused("leaderboard", "table", sound)
 
 
+def test_line_ends_as_git_makes_them_on_windows_are_no_edit(sound):
+    for path in (sound / "digits.csv", *sound.rglob("*.json")):
+        path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    assert errors(sound) == []
+    done("leaderboard", "table", sound)
+
+
 @pytest.mark.parametrize(("place", "name"), [(("scenario", "draw"), "draw7-seed0"), (("seed",), "draw0-seed7")])
 def test_one_run_does_not_stand_for_two_draws_or_seeds(place, name, built):
     path = sorted((built / "results").rglob("draw0-seed0.json"))[0]

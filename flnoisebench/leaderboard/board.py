@@ -215,11 +215,11 @@ Line = tuple[int, Row]
 def verify(leaderboards: Path, runs: Sequence[Path] = ()) -> list[Problem]:
     """Everything that is wrong with a leaderboard, then everything to be doubted.
 
-    Every table must have Row's columns and values, sorted and written as ``build`` writes; every cell must follow from
-    the entries; entries must lie where their settings say and not contradict themselves; data, owners and labels must
-    be equal in all entries of a draw, and no run may stand for two of them; methods must be installable.  runs:
-    further, every entry that one of these runs made must be what ``build`` makes of that run.  Raises ValueError where
-    there is nothing to verify.
+    Every table must have Row's columns and values, sorted and written as ``build`` writes, whatever ends its lines;
+    every cell must follow from the entries; entries must lie where their settings say and not contradict themselves;
+    data, owners and labels must be equal in all entries of a draw, and no run may stand for two of them; methods must
+    be installable.  runs: further, every entry that one of these runs made must be what ``build`` makes of that run.
+    Raises ValueError where there is nothing to verify.
     """
     tables = sorted(leaderboards.glob("*.csv"))
     files = sorted((leaderboards / RESULTS).rglob("*.json"))
@@ -277,6 +277,7 @@ def _about_entry(path: Path, entry: Entry, leaderboards: Path) -> list[Problem]:
 def _parse(path: Path) -> tuple[list[Line], list[Problem]]:
     """A table's rows by line, and what keeps others from being read."""
     try:
+        # read_text takes a line's end however it is written: a checkout on Windows (core.autocrlf) has CRLF
         reader = csv.reader(io.StringIO(path.read_text(encoding="utf-8")))
         numbered = [(record, reader.line_num) for record in reader]  # no cell holds a line break
     except (UnicodeDecodeError, csv.Error) as error:
