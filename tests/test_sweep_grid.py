@@ -210,6 +210,22 @@ def test_a_dry_run_says_what_is_done_and_what_the_rest_costs_and_writes_nothing(
     assert snapshot(out) == before
 
 
+def test_a_dry_run_does_not_count_a_damaged_run_as_one_to_be_run(tmp_path, tiny):
+    out = tmp_path / "runs"
+    done("run", "--method", "fedavg", "--rounds", "2", "--clients", "5", "--out", out, "--device", "cpu")
+    folder = only_run(out)
+    (folder / "result.json").write_text("{")
+    said = call("sweep", tiny, "--out", out, "--dry-run", "--json", "--device", "cpu")
+    (row, *others) = json.loads(said.stdout)["runs"]
+    assert (row["status"], row["seconds"]) == ("damaged", 0.0)
+    assert f"move {folder} away" in row["problem"]
+    assert [other["problem"] for other in others] == [None] * 3
+    assert said.stderr.strip() == f"not run as it is: {row['problem']}"
+    said = done("sweep", tiny, "--out", out, "--dry-run", "--device", "cpu").splitlines()
+    assert said[0].startswith("damaged\t-\t")
+    assert said[-2].endswith("4: 1 damaged, 3 new")
+
+
 def test_what_a_leaderboard_has_is_left_out(tmp_path, tiny, monkeypatch):
     """On a machine that has the leaderboard and not the runs' folders, they are not run again."""
     run = ("run", "--rounds", "2", "--clients", "5", "--device", "cpu", "--out", tmp_path / "runs")

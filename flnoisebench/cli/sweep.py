@@ -209,6 +209,9 @@ def print_plan(
         pace = runs.seconds_a_round(settings, known) or runs.seconds_a_round(settings, elsewhere)
         # one that could not begin has no settings, and no result that would keep the sweep from it
         over = found.status == "complete" or (found.status == "failed" and not retry and bool(found.settings))
+        if found.status == "damaged":  # the sweep refuses it with the same advice, and counts it as failed
+            over = True
+            console.warn(f"not run as it is: {found.problem}")
         rest = 0 if over else settings.protocol.rounds - found.rounds
         rows.append(
             {
@@ -217,6 +220,7 @@ def print_plan(
                 "rounds": found.rounds,
                 "of": settings.protocol.rounds,
                 "seconds": 0.0 if not rest else None if pace is None else pace * rest,
+                "problem": found.problem if found.status == "damaged" else None,
             }
         )
     estimated = [row["seconds"] for row in rows if row["seconds"]]
