@@ -54,20 +54,31 @@ def stamped(folder: Path) -> str | None:
 def commit_of(folder: Path) -> str | None:
     """The git commit of the folder's files, "+changes" when the tree differs from it; None outside a checkout, also
     where they are installed within that of something else."""
+    try:
+        if not _git(folder, "ls-files"):
+            return None
+        changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+        return _git(folder, "rev-parse", "HEAD") + ("+changes" if changes else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
 
+
+def reachable(commit: str) -> bool:
+    """Whether this copy is a checkout that has the commit, so that ``git checkout`` brings its code back."""
+    folder = Path(__file__).parent
+    if commit_of(folder) is None:
+        return False
+    try:
+        _git(folder, "cat-file", "-e", commit.removesuffix("+changes") + "^{commit}")
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return True
+
+
+def _git(folder: Path, *arguments: str) -> str:
     # where git itself runs us (a hook, rebase --exec), these name a repository that need not be the folder's
     elsewhere = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_PREFIX")
     environment = {name: value for name, value in os.environ.items() if name not in elsewhere}
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(folder), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10, env=environment)
-        return done.stdout.strip()
-
-    try:
-        if not git("ls-files"):
-            return None
-        changes = git("status", "--porcelain", "--untracked-files=no")
-        return git("rev-parse", "HEAD") + ("+changes" if changes else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
+    command = ["git", "-C", str(folder), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10, env=environment)
+    return done.stdout.strip()

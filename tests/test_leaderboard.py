@@ -10,7 +10,7 @@ import pytest
 from command_line import PLUGIN, RUN, call, done, refused, rows
 from leaderboard_entries import ENVIRONMENT, entry, only, saved
 
-from flnoisebench import records
+from flnoisebench import provenance, records
 from flnoisebench.leaderboard import COLUMNS, FLAGS, Entry, Row, board, entries, rows_of
 from flnoisebench.leaderboard.agreement import agreement
 from flnoisebench.leaderboard.rows import csv_text, row_from
@@ -723,6 +723,33 @@ def test_an_entry_whose_bits_differ_on_the_same_hardware_by_the_same_code_does_n
     assert result.exit_code == 1
     assert "bits differ, on the same hardware by the same code" in result.stdout
     assert "does not agree" in result.stdout
+
+
+def test_a_row_of_other_code_is_run_again_with_a_word_before_it(built, tmp_path, monkeypatch):
+    path = sorted((built / "results").rglob("*.json"))[0]
+    rerun = ("leaderboard", "rerun", path, "--out", tmp_path / "again")
+    result = call(*rerun, FLNOISEBENCH_COMMIT="d" * 40)
+    what = f"draw 0, seed 0: made by commit {'c' * 40}, and this copy is of {'d' * 40}: bits may differ"
+    assert what in result.stderr
+    assert f"this copy has no {'c' * 40} to go back to" in result.stderr
+    result = call(*rerun, FLNOISEBENCH_COMMIT="c" * 40)
+    assert "made by commit" not in result.stderr
+    monkeypatch.setattr(provenance, "reachable", lambda commit: True)
+    result = call(*rerun, FLNOISEBENCH_COMMIT="d" * 40)
+    assert f"git checkout {'c' * 40} goes back" in result.stderr
+    _edited(path, ("environment", "commit"), "c" * 40 + "+changes")
+    result = call(*rerun, FLNOISEBENCH_COMMIT="c" * 40 + "+changes")
+    assert "what was changed there nobody knows" in result.stderr
+
+
+def test_where_nobody_knows_the_commit_no_row_is_run_again(built, tmp_path, monkeypatch):
+    """What it makes could not be taken for an entry, which would show after its hours only."""
+    monkeypatch.setattr(provenance, "_of_this_copy", lambda: None)
+    path = sorted((built / "results").rglob("*.json"))[0]
+    rerun = ("leaderboard", "rerun", path, "--out", tmp_path / "again")
+    assert "say the commit in FLNOISEBENCH_COMMIT" in refused(*rerun, FLNOISEBENCH_COMMIT="")
+    assert "which is no commit of git" in refused(*rerun, FLNOISEBENCH_COMMIT="yesterday")
+    assert not (tmp_path / "again").exists()
 
 
 def test_what_is_no_row_and_no_result_is_refused(built, tmp_path):

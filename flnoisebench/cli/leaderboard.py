@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from flnoisebench import registry, runtime
+from flnoisebench import provenance, registry, runtime
 from flnoisebench.cli import console
 from flnoisebench.cli import options as opt
 from flnoisebench.cli.console import duration, percent
@@ -110,6 +110,8 @@ def rerun(
     stated = [entry for entry in stated if draw is None or entry.settings.scenario.draw in draw]
     if not stated:
         raise ValueError(f"{target} has no complete run" + (f" of draw {draw}" if draw else ""))
+    for remark in about_the_code(stated):
+        console.warn(remark)
     root = data_root or opt.default_data_root()
     again = []
     for i, entry in enumerate(stated, 1):
@@ -158,6 +160,34 @@ def stated_by(target: str) -> tuple[list[Entry], Row | None]:
         entry = Entry.of(folder)
         return [entry] if entry.status == "complete" else [], None
     raise ValueError(f"{target} is neither TABLE.csv:LINE, nor an entry's .json, nor a finished run's folder")
+
+
+def about_the_code(stated: Sequence[Entry]) -> list[str]:
+    """What to know of these entries' code before hours are spent on repeating them: that it is not the one here.
+
+    Raises ValueError where nobody knows of which commit this copy is: what it makes could not be held against them.
+    """
+    here = provenance.commit()
+    if here is None or not provenance.COMMIT.fullmatch(here):
+        raise ValueError("; ".join(provenance.remarks()))
+    made: dict[str, list[str]] = {}  # {commit, several of a run that went on under another: draws and seeds}
+    for entry in stated:
+        run = f"draw {entry.settings.scenario.draw}, seed {entry.settings.seed}"
+        made.setdefault(entry.code[0], []).append(run)
+    found = provenance.remarks()
+    for code, runs in made.items():
+        if code == here and "+changes" not in code:
+            continue
+        commits = code.split("; ")
+        lost = [commit for commit in commits if not provenance.reachable(commit)]
+        advice = (
+            f"this copy has no {', '.join(lost)} to go back to" if lost else f"git checkout {commits[-1]} goes back"
+        )
+        if any(commit.endswith("+changes") for commit in commits):
+            advice = "what was changed there nobody knows"
+        what = f"made by commit {code}, and this copy is of {here}: bits may differ, and numbers with them; {advice}"
+        found.append(f"{'; '.join(runs)}: {what}")
+    return found
 
 
 def _print_agreement(verdict: agreement.Agreement) -> None:
