@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ValidationError, model_validator
 
-from flnoisebench.api import Config, Field
+from flnoisebench.api import Card, Config, Field
 from flnoisebench.settings import Oracle, Settings
 
 SCHEMA = 1
@@ -38,6 +38,17 @@ class _Environment(BaseModel):
     lanes: int | None = None
     devices: int | None = None
     earlier: list[_Environment] = []
+
+
+def card_facts(card: Card) -> dict[str, Any]:
+    """What results and rows say of a method's card."""
+    return {
+        "title": card.title,
+        "paper": card.paper,
+        "year": card.year,
+        "conditions": list(card.conditions),
+        "told": list(card.told),
+    }
 
 
 class _Card(BaseModel):

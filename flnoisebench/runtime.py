@@ -906,20 +906,13 @@ class Run:
         return [*(one for one in position.environments if one != self._environment), self._environment]
 
     def _result(self, position: _Position, status: Literal["complete", "failed"], failure: str | None) -> RunResult:
-        card = self._method_class.card
         rounds = records.load_records(self.folder)[: position.round]  # the line of a lost commit does not count
         *earlier, now = self._environments(position)
         return RunResult(
             status=status,
             failure=failure,
             settings=self.settings,
-            card={
-                "title": card.title,
-                "paper": card.paper,
-                "year": card.year,
-                "conditions": list(card.conditions),
-                "told": list(card.told),
-            },
+            card=records.card_facts(self._method_class.card),
             told=self.told,
             digests=dict(self._digests),
             federation=self.federation,

@@ -649,6 +649,32 @@ def test_an_entry_that_was_edited_by_hand_contradicts_itself(place, value, what,
 @pytest.mark.parametrize(
     ("place", "value", "what"),
     [
+        (("card", "title"), "Ours", "card.title is 'Ours', and the card of fedavg-relabel says "),
+        (("card", "conditions"), ["none"], "card.conditions is ['none'], and the card of fedavg-relabel says "),
+        (("settings", "preset"), "mine", "settings.preset is 'mine', and fedavg-relabel has no such preset"),
+        (("settings", "changed"), {}, "settings.changed on top of preset default does not give"),
+    ],
+)
+def test_an_entry_that_its_methods_own_code_contradicts_is_found(place, value, what, tmp_path):
+    """Also where the tables were derived anew from it; of a run of other code nobody knows what it said."""
+    words = ("--method", "fedavg-relabel", "--set", "gate=0.6", *RUN[3:], "--choices", "validation")
+    done("run", *words, "--out", tmp_path / "runs", FLNOISEBENCH_COMMIT="c" * 40)
+    folder = tmp_path / "leaderboards"
+    done("leaderboard", "build", tmp_path / "runs", "--out", folder)
+    assert errors(folder) == []
+    (path,) = (folder / "results").rglob("*.json")
+    _edited(path, place, value)
+    done("leaderboard", "build", "--out", folder)
+    (problem,) = errors(folder)
+    assert problem.startswith(f"{path}: {what}")
+    _edited(path, ("environment", "method_sha256"), "e" * 64)
+    done("leaderboard", "build", "--out", folder)
+    assert errors(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "what"),
+    [
         (("curves", "accuracy"), [float("nan")] * 2, "NaN is no number"),
         (("environment", "earlier"), {"a": 1}, "environment: Value error, earlier: Input should be a valid list"),
         (("environment", "packages"), ["torch"], "environment: Value error, packages: "),

@@ -20,6 +20,7 @@ from flnoisebench import records, registry
 from flnoisebench.leaderboard import entries as entries_
 from flnoisebench.leaderboard.entries import RESULTS, Entry
 from flnoisebench.leaderboard.rows import COLUMNS, Row, cell_of, cells, csv_text, row_from, rows_of
+from flnoisebench.settings import stated
 
 # ---------------------------------------------------------------------------------------------------- build
 
@@ -218,8 +219,9 @@ def verify(leaderboards: Path, runs: Sequence[Path] = ()) -> list[Problem]:
     Every table must have Row's columns and values, sorted and written as ``build`` writes, whatever ends its lines;
     every cell must follow from the entries; entries must lie where their settings say and not contradict themselves;
     data, owners and labels must be equal in all entries of a draw, and no run may stand for two of them; methods must
-    be installable.  runs: further, every entry that one of these runs made must be what ``build`` makes of that run.
-    Raises ValueError where there is nothing to verify.
+    be installable, and give card and settings of an entry that their code as it is here made.  runs: further, every
+    entry that one of these runs made must be what ``build`` makes of that run.  Raises ValueError where there is
+    nothing to verify.
     """
     tables = sorted(leaderboards.glob("*.csv"))
     files = sorted((leaderboards / RESULTS).rglob("*.json"))
@@ -268,9 +270,43 @@ def _about_entry(path: Path, entry: Entry, leaderboards: Path) -> list[Problem]:
     elif method not in registry.names(registry.METHODS):
         what = f"method {method} is not installed, so nobody can run this again"
         found.append(Problem("error", path, 0, "", what))
+    else:
+        found += [Problem("error", path, 0, "", what) for what in _not_the_methods(entry)]
     if entry.status == "complete" and entry.rounds < entry.settings.protocol.rounds:
         short = f"ended after {entry.rounds} of {entry.settings.protocol.rounds} rounds"
         found.append(Problem("doubt", path, 0, "", short))
+    return found
+
+
+def _not_the_methods(entry: Entry) -> list[str]:
+    """What an installed method says otherwise of a run that its very code made (``method_sha256``), in words.  What
+    another version of it said of presets and card nobody knows here."""
+    settings = entry.settings
+    try:
+        method = registry.load_method(settings.method)
+    except ValueError:  # it cannot be imported here
+        return []
+    if registry.source_digest(method) != entry.environment["method_sha256"]:
+        return []
+    card = records.card_facts(method.card)
+    found = [
+        f"card.{name} is {entry.card.get(name)!r}, and the card of {settings.method} says {value!r}"
+        for name, value in card.items()
+        if entry.card.get(name) != value
+    ]
+    if settings.preset not in method.presets:
+        return [*found, f"settings.preset is {settings.preset!r}, and {settings.method} has no such preset"]
+    preset, _ = method.presets[settings.preset].on(settings.scenario.dataset)
+    try:
+        wanted = stated(method.Config(**{**preset, **settings.changed}))
+    except ValueError:
+        wanted = {}
+    here = settings.method_settings
+    absent = object()  # None is a value
+    differing = [name for name in {**wanted, **here} if wanted.get(name, absent) != here.get(name, absent)]
+    if differing:
+        what = f"settings.changed on top of preset {settings.preset} does not give settings.method_settings"
+        found.append(f"{what} ({', '.join(differing)})")
     return found
 
 
