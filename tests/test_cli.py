@@ -802,6 +802,27 @@ def test_show_json_is_the_settings_the_result_and_all_rounds():
     assert content["records"] == [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
 
 
+def test_show_shows_what_a_leaderboard_keeps_of_a_run():
+    done(*RUN)
+    done("leaderboard", "build", "runs", "--out", "boards")
+    (path,) = Path("boards").rglob("draw0-seed0.json")
+    shown, own = rows(done("show", path)), rows(done("show", "runs"))
+    assert done("show", "boards") == done("show", path)
+    assert shown.pop("entry") == str(path)
+    assert own.pop("folder") == str(only_run(Path("runs")))
+    own = {name: value for name, value in own.items() if not name.startswith("last round, ")}  # no leaderboard has it
+    assert shown == own | {name: value for name, value in shown.items() if name.startswith("last 5 rounds, ")}
+    content, whole = (json.loads(done("show", place, "--json")) for place in (path, "runs"))
+    assert content["settings"] == whole["settings"]
+    assert content["result"]["accuracy"] == whole["result"]["accuracy"]
+    assert content["records"] == [
+        {name: record[name] for name in ("round", "accuracy", "label_noise")} for record in whole["records"]
+    ]
+    done(*RUN, "--seed", "1")
+    done("leaderboard", "build", "runs", "--out", "boards")
+    assert "boards holds 2 runs; name one of them" in refused("show", "boards")
+
+
 def test_show_asks_which_of_several_runs_and_says_when_there_is_none(tmp_path):
     assert "nowhere holds no run" in refused("show", "nowhere")
     (tmp_path / "empty").mkdir()

@@ -107,6 +107,25 @@ def test_a_folder_stands_for_all_runs_below_it(runs):
     assert [one["run"] for one in whole["runs"]] == sorted(map(str, runs.values()))  # each once
 
 
+def test_what_a_leaderboard_keeps_stands_side_by_side_as_its_runs_do(runs, tmp_path):
+    """A clone has the entries, and not the folders of their runs."""
+    both = runs["base"], runs["relabel"]
+    done("leaderboard", "build", *both, "--out", tmp_path)
+    base, relabel = sorted((tmp_path / "results").rglob("*.json"))  # fedavg/, fedavg-relabel/
+    own = done("compare", *both).splitlines()
+    kept = done("compare", base, relabel).splitlines()
+    assert kept == done("compare", tmp_path / "results" / "digits").splitlines()
+    assert [text for text in kept if not text.startswith("run\t/")] == [
+        text for text in own if not text.startswith("run\t/")
+    ]
+    mixed = json.loads(done("compare", base, runs["relabel"], "--json"))
+    assert [one["run"] for one in mixed["runs"]] == [str(base), str(runs["relabel"])]
+    assert mixed["comparable"]
+    assert mixed["runs"][0]["result"]["accuracy"] == json.loads((runs["base"] / "result.json").read_text())["accuracy"]
+    base.write_text(base.read_text().replace('"status": "complete"', '"status": "failed"'))
+    assert f"{base}: status is 'failed'" in refused("compare", base, relabel)
+
+
 def test_one_run_is_nothing_to_compare(runs, tmp_path):
     assert "two runs or more" in refused("compare", runs["base"])
     assert "holds no run" in refused("compare", runs["base"], tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -15,18 +16,21 @@ from flnoisebench.api import Config
 from flnoisebench.cli import console
 from flnoisebench.cli.console import curve, percent
 from flnoisebench.cli.run import result_rows
-from flnoisebench.leaderboard.entries import runs_below
-from flnoisebench.records import LastRounds, RoundRecord, RunResult
+from flnoisebench.cli.show import last_rounds, plain
+from flnoisebench.leaderboard import Entry
+from flnoisebench.leaderboard.entries import kept_below, runs_below
+from flnoisebench.records import Point, RoundRecord, RunResult
 from flnoisebench.settings import Settings, flat
 
 
 class Compared(NamedTuple):
-    """A run as far as it has come.  result: None while it is unfinished."""
+    """A run as far as it has come, or what a leaderboard keeps of it.  folder: an entry's file then.  result: None
+    while it is unfinished."""
 
     folder: Path
     settings: Settings
-    rounds: list[RoundRecord]
-    result: RunResult | None
+    rounds: Sequence[RoundRecord | Point]
+    result: RunResult | Entry | None
 
     @property
     def name(self) -> str:
@@ -38,14 +42,17 @@ class Compared(NamedTuple):
 @console.guarded
 def compare(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Runs' folders, or folders of runs: two runs or more.")
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", help="Runs' folders, a leaderboard's entries (.json), or folders of either: two or more."
+        ),
     ],
     as_json: Annotated[
         bool, typer.Option("--json", help="Print results and differences as one JSON object.", show_default="no")
     ] = False,
 ) -> None:
     """Show runs side by side, and say why two of them cannot be compared."""
-    found = [load(folder) for folder in runs_below(runs)]
+    found = load_all(runs)
     if len(found) < 2:
         raise ValueError(f"compare needs two runs or more, and there is {found[0].folder} alone")
     reasons = [
@@ -62,7 +69,7 @@ def compare(
                 {
                     "run": str(one.folder),
                     "method": one.name,
-                    "result": one.result and one.result.model_dump(mode="json"),
+                    "result": plain(one.result),
                     "accuracy": [record.accuracy for record in one.rounds],
                     "label_noise": [record.label_noise for record in one.rounds],
                 }
@@ -94,6 +101,16 @@ def compare(
         console.out.print(f"not comparable: {reason}", style=style, markup=False, soft_wrap=True)
 
 
+def load_all(places: Iterable[Path]) -> list[Compared]:
+    """Each once.  Raises ValueError where a place holds neither a run nor an entry, or one is damaged."""
+    found: dict[Path, Compared] = {}
+    for place in places:
+        kept = kept_below(place)
+        found |= {path: Compared(path, entry.settings, entry.points, entry) for path, entry in kept.items()}
+        found |= {} if kept else {folder: load(folder) for folder in runs_below([place])}
+    return list(found.values())
+
+
 def load(folder: Path) -> Compared:
     return Compared(folder, records.load_settings(folder), records.load_records(folder), records.result_of(folder))
 
@@ -112,7 +129,7 @@ def facts(found: list[Compared]) -> dict[str, list[str]]:
             column["status"] = f"unfinished: {len(one.rounds)} of {one.settings.protocol.rounds} rounds"
         else:
             column |= dict(result_rows(one.result, one.rounds))
-        last = LastRounds.of(one.rounds)
+        last = last_rounds(one.result, one.rounds)
         column["balanced accuracy"] = percent(last.balanced_accuracy)
         column["macro F1"] = percent(last.macro_f1)
         column["calibration error"] = percent(last.calibration_error)

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -17,8 +17,11 @@ from flnoisebench.cli import console
 from flnoisebench.cli import options as opt
 from flnoisebench.cli.console import duration, percent, size
 from flnoisebench.executors import ClientError
-from flnoisebench.records import RoundRecord, RunResult
+from flnoisebench.records import Point, RoundRecord, RunResult
 from flnoisebench.settings import CHOICES, EVALUATE_ON, TRACKS, assignments, from_options, overlaid, read_toml
+
+if TYPE_CHECKING:
+    from flnoisebench.leaderboard import Entry
 
 
 def read_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -296,14 +299,14 @@ def headline(prepared: runtime.Run) -> str:
     )
 
 
-def fewer(rounds: Sequence[RoundRecord], than: int) -> str:
+def fewer(rounds: Sequence[RoundRecord | Point], than: int) -> str:
     """What to add to a mean over the last rounds where fewer have an accuracy; nothing where enough have."""
     measured = sum(record.accuracy is not None for record in rounds)
     return "" if measured >= than else f" (only {measured} measured)"
 
 
-def result_rows(result: RunResult, rounds: Sequence[RoundRecord]) -> list[tuple[str, str]]:
-    """(name, value) of what a reader looks for first.  rounds: the run's records."""
+def result_rows(result: RunResult | Entry, rounds: Sequence[RoundRecord | Point]) -> list[tuple[str, str]]:
+    """(name, value) of what a reader looks for first.  rounds: the run's records, or what a leaderboard has of them."""
     accuracy = result.accuracy
     skipped = result.images.get("skipped", 0)
     spread = "" if accuracy.last5_std is None else f" ± {accuracy.last5_std:.2f} over these rounds"
@@ -325,8 +328,8 @@ def result_rows(result: RunResult, rounds: Sequence[RoundRecord]) -> list[tuple[
     ]
     if result.settings.evaluate_on != "test":
         rows.insert(1, ("measured on", result.settings.evaluate_on))
-    if result.oracle is not None:
-        rows.insert(1, ("oracle", f"{result.oracle}: the noise was removed by the truth; no method's result"))
+    if result.settings.oracle is not None:
+        rows.insert(1, ("oracle", f"{result.settings.oracle}: the noise was removed by the truth; no method's result"))
     return rows
 
 
@@ -335,17 +338,22 @@ def print_result(result: RunResult, folder: Path, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({**result.model_dump(mode="json"), "folder": str(folder)}))
         return
-    oracle = f", oracle {result.oracle}," if result.oracle else ""
+    print_rows(result, records.load_records(folder), folder)
+
+
+def print_rows(result: RunResult | Entry, rounds: Sequence[RoundRecord | Point], place: Path) -> None:
+    """``result_rows`` under a title.  place: the run's folder, or the entry's file."""
+    oracle = f", oracle {result.settings.oracle}," if result.settings.oracle else ""
     title = f"{result.card['title']}{oracle} on {result.settings.scenario.dataset}"
-    found = result_rows(result, records.load_records(folder))
+    found, where = result_rows(result, rounds), "folder" if place.is_dir() else "entry"
     if console.out.is_terminal:
         table = Table(title=title, show_header=False, title_justify="left")
         for name, value in found:
             table.add_row(name, value)
         console.out.print(table)
-        console.out.print(f"folder: {folder}", soft_wrap=True)
+        console.out.print(f"{where}: {place}", soft_wrap=True)
         return
     print(f"run\t{title}")
     for name, value in found:
         print(f"{name}\t{value}")
-    print(f"folder\t{folder}")
+    print(f"{where}\t{place}")

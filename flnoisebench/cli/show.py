@@ -1,10 +1,11 @@
-"""``flnoisebench show RUN``: a run's summary and curve in the terminal."""
+"""``flnoisebench show RUN``: the summary and curve of a run, or of what a leaderboard keeps of it, in the terminal."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,34 +13,48 @@ from flnoisebench import records
 from flnoisebench.cli import console
 from flnoisebench.cli.console import curve, duration, percent
 from flnoisebench.cli.listing import line
-from flnoisebench.cli.run import fewer, print_result
-from flnoisebench.leaderboard.entries import runs_below
-from flnoisebench.records import LastRounds
+from flnoisebench.cli.run import fewer, print_rows
+from flnoisebench.leaderboard import Entry
+from flnoisebench.leaderboard.entries import kept_below, runs_below
+from flnoisebench.records import LastRounds, Point, RoundRecord, RunResult
+from flnoisebench.settings import Settings
 
 
 @console.guarded
 def show(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or one that holds a single run.")],
+    folder: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="A run's folder, a leaderboard's entry (.json), or a folder that holds a single one."
+        ),
+    ],
     as_json: Annotated[
         bool, typer.Option("--json", help="Print result and records as one JSON object.", show_default="no")
     ] = False,
 ) -> None:
-    """Show a finished or unfinished run."""
-    folder = only_run(folder)
-    settings = records.load_settings(folder)
-    rounds = records.load_records(folder)
-    result = records.result_of(folder)
+    """Show a finished or unfinished run, or what a leaderboard keeps of one."""
+    settings: Settings
+    rounds: Sequence[RoundRecord | Point]
+    result: RunResult | Entry | None
+    if kept := kept_below(folder):
+        folder = the_one(kept, folder)
+        result = kept[folder]
+        settings, rounds = result.settings, result.points
+    else:
+        folder = only_run(folder)
+        settings, rounds = records.load_settings(folder), records.load_records(folder)
+        result = records.result_of(folder)
     if as_json:
         content = {
             "folder": str(folder),
             "settings": settings.model_dump(mode="json"),
-            "result": result and result.model_dump(mode="json"),
-            "records": [record.model_dump(mode="json") for record in rounds],
+            "result": plain(result),
+            "records": [_plain_round(record) for record in rounds],
         }
         print(json.dumps(content))
         return
     if result is not None:
-        print_result(result, folder, as_json=False)
+        print_rows(result, rounds, folder)
         parts = {name: seconds for name, seconds in result.seconds.items() if name != "round"}
         slowest_first = sorted(parts.items(), key=lambda part: -part[1])
         line("time by part", ", ".join(f"{name} {duration(seconds)}" for name, seconds in slowest_first))
@@ -65,7 +80,7 @@ def show(
             markup=False,
             soft_wrap=True,
         )
-    means = LastRounds.of(rounds)
+    means = last_rounds(result, rounds)
     for name, mean in (
         ("balanced accuracy", means.balanced_accuracy),
         ("macro F1", means.macro_f1),
@@ -74,18 +89,46 @@ def show(
         if mean is not None:
             line(f"last 5 rounds, {name}", f"{mean:.2f}{fewer(rounds, 5)}")
     if rounds:
-        last = rounds[-1]
-        details = {**last.judged, **last.diagnostics, **last.metrics}
+        last, which = rounds[-1], "last round"
+        if isinstance(last, RoundRecord):
+            details = {**last.judged, **last.diagnostics, **last.metrics}
+        else:  # a leaderboard keeps no round's, but their means
+            details, which = {**means.judged, **means.diagnostics}, "last 5 rounds"
         for name, value in sorted(details.items()):
-            line(f"last round, {name}", f"{value:.4g}")
+            line(f"{which}, {name}", f"{value:.4g}")
+
+
+def last_rounds(result: RunResult | Entry | None, rounds: Sequence[RoundRecord | Point]) -> LastRounds:
+    """The means over the last rounds, which an entry states."""
+    if isinstance(result, Entry):
+        return result.last5
+    return LastRounds.of([record for record in rounds if isinstance(record, RoundRecord)])
+
+
+def plain(result: RunResult | Entry | None) -> dict[str, Any] | None:
+    """For JSON.  Of an entry also the accuracies that follow from its curves, in the place where a result has them."""
+    if result is None:
+        return None
+    return {**result.model_dump(mode="json"), "accuracy": result.accuracy.model_dump(mode="json")}
+
+
+def _plain_round(record: RoundRecord | Point) -> dict[str, Any]:
+    if isinstance(record, RoundRecord):
+        return record.model_dump(mode="json")
+    return {"round": record.round, "accuracy": record.accuracy, "label_noise": record.label_noise}
 
 
 def only_run(folder: Path) -> Path:
     """The folder itself, or the one run below it.  Raises ValueError when there is none, or are several."""
     if (folder / "settings.json").exists():
         return folder
-    found = runs_below([folder])
-    if len(found) == 1:
-        return found[0]
+    return the_one(runs_below([folder]), folder)
+
+
+def the_one(found: Iterable[Path], place: Path) -> Path:
+    """The single run that was found in a place.  Raises ValueError that names them where they are several."""
+    first, *others = found = list(found)
+    if not others:
+        return first
     listed = "\n  ".join(map(str, found[:20]))
-    raise ValueError(f"{folder} holds {len(found)} runs; name one of them:\n  {listed}")
+    raise ValueError(f"{place} holds {len(found)} runs; name one of them:\n  {listed}")

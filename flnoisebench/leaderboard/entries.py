@@ -268,6 +268,18 @@ def load_all(leaderboards: Path, dataset: str | None = None) -> list[Entry]:
     return [load(path) for path in sorted((leaderboards / RESULTS / (dataset or "")).rglob("*.json"))]
 
 
+def kept_below(place: Path) -> dict[Path, Entry]:
+    """{file: entry} of a leaderboard's folder or one in it, sorted, or of one entry's file; empty of runs' own folders,
+    which hold no such file.  Raises ValueError where an entry is damaged or contradicts itself."""
+    pattern = "draw*-seed*.json"
+    paths = [place] if place.match(pattern) and place.is_file() else sorted(place.rglob(pattern))
+    found = {path: load(path) for path in paths}
+    for path, entry in found.items():
+        if strange := contradictions(entry):
+            raise ValueError(f"{path}: {strange[0]} (`leaderboard verify` says all)")
+    return found
+
+
 def runs_below(folders: Iterable[Path]) -> list[Path]:
     """The folders of all runs in or below these, each once, sorted.  Raises ValueError where there is none."""
     found: dict[Path, None] = {}

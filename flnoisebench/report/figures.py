@@ -66,13 +66,12 @@ class Run(NamedTuple):
 
 
 def load(folders: Iterable[Path]) -> list[Run]:
-    """The runs in or below these folders; of a leaderboard's folder, or one in it, its entries.  Raises ValueError
-    where there is none, or one is damaged."""
+    """The runs in or below these folders; of a leaderboard's folder, or one in it, its entries, or of an entry's file
+    that one.  Raises ValueError where there is none, or one is damaged."""
     found: dict[Path, Run] = {}
     for top in folders:
-        kept = sorted(top.rglob("draw*-seed*.json"))  # a run's own folder holds no such file
-        for path in kept:
-            entry = entries.load(path)
+        kept = entries.kept_below(top)
+        for path, entry in kept.items():
             found[path] = Run("", "", entry.settings, entry.points, entry)
         for place in [] if kept else entries.runs_below([top]):
             settings = records.load_settings(place)
