@@ -763,6 +763,9 @@ def test_a_row_of_other_code_is_run_again_with_a_word_before_it(built, tmp_path,
     monkeypatch.setattr(provenance, "reachable", lambda commit: True)
     result = call(*rerun, FLNOISEBENCH_COMMIT="d" * 40)
     assert f"git checkout {'c' * 40} goes back" in result.stderr
+    result = call(*rerun, FLNOISEBENCH_COMMIT="c" * 40 + "+changes")
+    assert f"this copy is of {'c' * 40}+changes" in result.stderr
+    assert "git stash puts the changes here aside" in result.stderr
     _edited(path, ("environment", "commit"), "c" * 40 + "+changes")
     result = call(*rerun, FLNOISEBENCH_COMMIT="c" * 40 + "+changes")
     assert "what was changed there nobody knows" in result.stderr

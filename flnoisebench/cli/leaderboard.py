@@ -185,6 +185,8 @@ def about_the_code(stated: Sequence[Entry]) -> list[str]:
         )
         if any(commit.endswith("+changes") for commit in commits):
             advice = "what was changed there nobody knows"
+        elif here == f"{code}+changes":
+            advice = "git stash puts the changes here aside"
         what = f"made by commit {code}, and this copy is of {here}: bits may differ, and numbers with them; {advice}"
         found.append(f"{'; '.join(runs)}: {what}")
     return found
