@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from flnoisebench import records, registry, runtime, trials
 from flnoisebench.cli import console
@@ -95,13 +93,4 @@ def _print(found: dict[str, list[trials.Trial]], chosen: dict[str, trials.Trial]
         values = " ".join([f"preset {trial.settings.preset}", *trial.values])
         second = "-" if facts["next"] is None else f"{facts['next']:.2f}"
         lines.append((method, values, f"{trial.mean:.2f}{spread}", second, count))
-    if not console.out.is_terminal:
-        for texts in (names, *lines):
-            print("\t".join(texts))
-        return
-    table = Table()
-    for name in names:
-        table.add_column(escape(name), overflow="fold")
-    for texts in lines:
-        table.add_row(*map(escape, texts))
-    console.out.print(table)
+    console.table(names, lines)

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from flnoisebench import records
 from flnoisebench.api import Config
@@ -78,26 +76,19 @@ def compare(
         }
         print(json.dumps(content))
         return
-    headings = ["", *(f"{_letter(i)}: {one.name}" for i, one in enumerate(found))]
+    terminal = console.out.is_terminal
+    headings = ["" if terminal else "run", *(f"{_letter(i)}: {one.name}" for i, one in enumerate(found))]
     lines = [(name, *texts) for name, texts in facts(found).items()]
-    if console.out.is_terminal:
-        table = Table(title=headline(found), title_justify="left")
-        for heading in headings:
-            table.add_column(escape(heading), overflow="fold")
-        for texts in lines:
-            table.add_row(*map(escape, texts))
-        console.out.print(table)
+    console.table(headings, lines, title=headline(found))
+    if terminal:
         _print_curves(found)
     else:
-        print("\t".join(["run", *headings[1:]]))
-        for texts in lines:
-            print("\t".join(texts))
         for name in ("accuracy", "label_noise"):
             for i, one in enumerate(found):
                 values = " ".join(percent(getattr(record, name)) for record in one.rounds)
                 print(f"{name.replace('_', ' ')} by round, {_letter(i)}\t{values}")
+    style = "yellow" if terminal else None
     for reason in reasons:
-        style = "yellow" if console.out.is_terminal else None
         console.out.print(f"not comparable: {reason}", style=style, markup=False, soft_wrap=True)
 
 

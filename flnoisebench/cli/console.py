@@ -1,4 +1,4 @@
-"""What all commands share: the two consoles, numbers for people, and how an error ends a command."""
+"""What all commands share: the two consoles, lines and tables, numbers for people, and how an error ends a command."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from flnoisebench.api import MissingData
 from flnoisebench.checkpoint import Busy
@@ -92,6 +94,33 @@ def explained(error: OSError) -> str:
         text = f"the disk is full ({text}); make room, then run the same command again"
     where = error.filename2 or error.filename
     return text if where is None else f"{where}: {text}"
+
+
+def line(name: str, *about: str) -> None:
+    """``name<TAB>about``: readable on a terminal, parseable elsewhere."""
+    text = "\t".join([name, *about])
+    if out.is_terminal:
+        out.print(text.expandtabs(26), markup=False, soft_wrap=True)
+    else:  # rich would turn the tab into spaces
+        print(text)
+
+
+def table(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None, left: int | None = None
+) -> None:
+    """A table on a terminal, tab-separated lines without the title elsewhere.  left: how many columns begin at the left
+    (default: all); the others are numbers, and end at the right."""
+    if not out.is_terminal:
+        for texts in (headings, *rows):
+            print("\t".join(texts))
+        return
+    shown = Table(title=title and escape(title), title_justify="left")
+    for i, heading in enumerate(headings):
+        justify: Literal["left", "right"] = "left" if left is None or i < left else "right"
+        shown.add_column(escape(heading), justify=justify, overflow="fold")
+    for texts in rows:
+        shown.add_row(*map(escape, texts))  # a name may hold brackets, which rich takes for markup
+    out.print(shown)
 
 
 def size(count: float) -> str:

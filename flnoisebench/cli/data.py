@@ -17,7 +17,7 @@ from flnoisebench import protocols, registry
 from flnoisebench.api import Arrays, Dataset, MissingData, Progress, shared_images
 from flnoisebench.cli import console
 from flnoisebench.cli import options as opt
-from flnoisebench.cli.listing import line
+from flnoisebench.cli.console import line
 
 app = typer.Typer(no_args_is_help=True, help="Look for data sets, fetch, check and prepare them.")
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A name from `list datasets`.")]

@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from flnoisebench import provenance, registry, runtime
 from flnoisebench.cli import console
 from flnoisebench.cli import options as opt
-from flnoisebench.cli.console import duration, percent
-from flnoisebench.cli.listing import line
+from flnoisebench.cli.console import duration, line, percent
 from flnoisebench.cli.show import only_run
 from flnoisebench.executors import ClientError
 from flnoisebench.leaderboard import REFERENCE, Entry, Row, agreement, board, comparison, entries, rows_of, tables
@@ -299,18 +296,10 @@ def stats(
 
 
 def _show(title: str, headings: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    """A table on a terminal, tab-separated lines elsewhere."""
+    """A table with its title, on a terminal and elsewhere."""
     if not console.out.is_terminal:
         print(title)
-        for texts in (headings, *lines):
-            print("\t".join(texts))
-        return
-    table = Table(title=escape(title), title_justify="left")
-    for i, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if i < 2 else "right", overflow="fold")
-    for texts in lines:
-        table.add_row(*map(escape, texts))  # a name may hold brackets, which rich takes for markup
-    console.out.print(table)
+    console.table(headings, lines, title=title, left=2)
 
 
 def _print_differences(gaps: Sequence[comparison.Difference], level: float) -> None:

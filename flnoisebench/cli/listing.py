@@ -12,20 +12,11 @@ import typer
 from flnoisebench import models, protocols, registry, runs
 from flnoisebench.api import Config
 from flnoisebench.cli import console
-from flnoisebench.cli.console import percent
+from flnoisebench.cli.console import line, percent
 from flnoisebench.scenario import NOISE_PRESETS, PARTITION_LAWS, PARTITION_READS, Noise, Partition
 
 app = typer.Typer(no_args_is_help=True, help="List what can be named on the command line.")
 Details = Annotated[bool, typer.Option("--details", help="Import each and say more.", show_default="no")]
-
-
-def line(name: str, *about: str) -> None:
-    """``name<TAB>about``: readable on a terminal, parseable elsewhere."""
-    text = "\t".join([name, *about])
-    if console.out.is_terminal:
-        console.out.print(text.expandtabs(26), markup=False, soft_wrap=True)
-    else:  # rich would turn the tab into spaces
-        print(text)
 
 
 def type_name(annotation: Any) -> str:

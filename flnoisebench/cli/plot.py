@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flnoisebench.cli import console
-from flnoisebench.cli.listing import line
+from flnoisebench.cli.console import line
 from flnoisebench.report import figures
 
 

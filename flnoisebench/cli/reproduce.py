@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from flnoisebench import claims, provenance, reproduce, runtime
 from flnoisebench.api import MissingData
 from flnoisebench.cli import console
 from flnoisebench.cli import options as opt
-from flnoisebench.cli.listing import line
+from flnoisebench.cli.console import line
 from flnoisebench.leaderboard import board
 from flnoisebench.report import figures
 from flnoisebench.reproduce import Done, Entry, Kept, Line, Wanted
@@ -205,18 +204,10 @@ def _cells(one: Line) -> tuple[str, ...]:
 
 
 def _print(entry: Entry, lines: Sequence[Line], drawn: Path | None, from_leaderboard: int) -> None:
-    if console.out.is_terminal:
-        table = Table(title=f"{entry.name}: {entry.title}, scale {entry.scale}", title_justify="left")
-        for i, heading in enumerate(HEADINGS):
-            table.add_column(heading, justify="left" if i < 3 else "right")
-        for one in lines:
-            table.add_row(*_cells(one))
-        console.out.print(table, markup=False)
-    else:
-        line(entry.name, f"{entry.title}, scale {entry.scale}")
-        print("\t".join(HEADINGS))
-        for one in lines:
-            print("\t".join(_cells(one)))
+    title = f"{entry.title}, scale {entry.scale}"
+    if not console.out.is_terminal:
+        line(entry.name, title)
+    console.table(HEADINGS, map(_cells, lines), title=f"{entry.name}: {title}", left=3)
     if any(one.published is not None for one in lines):
         line("published", entry.source)
     for what, setting, stated in reproduce.statements(entry):
@@ -245,17 +236,7 @@ def _claims(found: Sequence[claims.Verdict], as_json: bool) -> None:
         return
     headings = ("claim", "verdict", "closest part", "draws", "margin", "95 % interval", "why")
     rows = [(f"{one.name}: {one.text}", one.state, *_closest(one), one.why) for one in found]
-    if console.out.is_terminal:
-        table = Table(title="claims of the paper, judged by the results that are there", title_justify="left")
-        for heading in headings:
-            table.add_column(heading)
-        for row in rows:
-            table.add_row(*row)
-        console.out.print(table, markup=False)
-        return
-    print("\t".join(headings))
-    for row in rows:
-        print("\t".join(row))
+    console.table(headings, rows, title="claims of the paper, judged by the results that are there")
 
 
 def _closest(one: claims.Verdict) -> tuple[str, str, str, str]:

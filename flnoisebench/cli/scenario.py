@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from flnoisebench import registry, scenario
 from flnoisebench.api import MissingData
 from flnoisebench.cli import console
 from flnoisebench.cli import options as opt
-from flnoisebench.cli.console import percent
-from flnoisebench.cli.listing import line
+from flnoisebench.cli.console import line, percent
 from flnoisebench.runtime import build_scenario, check_scenario, with_foreign
 from flnoisebench.scenario import pictures
 from flnoisebench.settings import resolve_scenario, scenario_changes
@@ -189,15 +187,12 @@ def print_scenario(scene: scenario.Scenario, truth: scenario.Truth) -> None:
         for y, j, nominal, realised in pictures.confusions(scene, truth)
     ]
     if not console.out.is_terminal:
-        for row in (["scenario", title], headings, *rows, ["label noise over all samples", noise], *confusions):
-            print("\t".join(row))
+        line("scenario", title)
+    console.table(headings, rows, title=title, left=0)
+    if not console.out.is_terminal:
+        for row in (["label noise over all samples", noise], *confusions):
+            line(*row)
         return
-    table = Table(title=title, title_justify="left")
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    console.out.print(table)
     console.out.print(f"label noise over all samples: {noise}")
     for pair, *shares in confusions:
         console.out.print(f"  {pair}: {', '.join(shares)}", markup=False)

@@ -11,8 +11,7 @@ import typer
 
 from flnoisebench import records
 from flnoisebench.cli import console
-from flnoisebench.cli.console import curve, duration, percent
-from flnoisebench.cli.listing import line
+from flnoisebench.cli.console import curve, duration, line, percent
 from flnoisebench.cli.run import fewer, print_rows
 from flnoisebench.leaderboard import Entry
 from flnoisebench.leaderboard.entries import kept_below, runs_below

@@ -17,8 +17,7 @@ from rich.text import Text
 from flnoisebench import grid, registry, runs, runtime
 from flnoisebench.cli import console
 from flnoisebench.cli import options as opt
-from flnoisebench.cli.console import duration, percent
-from flnoisebench.cli.listing import line
+from flnoisebench.cli.console import duration, line, percent
 from flnoisebench.leaderboard import board
 from flnoisebench.settings import Settings, read_toml
 
