@@ -45,7 +45,7 @@ from distributed.utils import get_mp_context, silence_logging_cmgr
 from flnoisebench import provenance, records, registry, runtime, scenario
 from flnoisebench.api import MissingData
 from flnoisebench.checkpoint import Busy, Checkpoint
-from flnoisebench.records import RoundRecord
+from flnoisebench.records import RoundRecord, RunResult
 from flnoisebench.runs import FAILURE
 from flnoisebench.settings import Settings
 
@@ -117,10 +117,14 @@ def carry(task: Mapping[str, Any]) -> dict[str, Any]:
         gc.collect()  # the next run in this process begins with the memory of this one
         if cuda:
             torch.cuda.empty_cache()
+    return {**answer, **_account(result)}
+
+
+def _account(result: RunResult) -> dict[str, Any]:
+    """What an ``Outcome`` says of a run that is over."""
     return {
-        **answer,
         "status": result.status,
-        "failure": result.failure,
+        "failure": (result.failure or "").partition("\n")[0] or None,
         "rounds": result.rounds,
         "accuracy": result.accuracy.last5_mean,
         "seconds": result.seconds.get("round", 0.0),
@@ -772,15 +776,7 @@ class Sweep:
         except (ValueError, OSError) as error:
             self._settle(standing, {"status": "failed", "failure": str(error), "already": True})
             return True
-        answer = {
-            "status": result.status,
-            "failure": (result.failure or "").partition("\n")[0] or None,
-            "already": True,
-            "rounds": result.rounds,
-            "accuracy": result.accuracy.last5_mean,
-            "seconds": result.seconds.get("round", 0.0),
-        }
-        self._settle(standing, answer)
+        self._settle(standing, {**_account(result), "already": True})
         return True
 
     def _become(self, standing: Standing, status: Any) -> None:
