@@ -361,7 +361,7 @@ class Threads:
 class Processes:
     """One worker process a device (or several on a CPU), each with lanes of its own.
 
-    ``build(*arguments, device=...)`` makes a worker's engine.  devices: one entry a worker.  lanes: of each worker.
+    ``build(device=...)`` makes a worker's engine.  devices: one entry a worker.  lanes: of each worker.
     Clients are dealt to workers as to lanes; what an exchange sends to a worker is packed once, not once a client, and
     travels through shared memory.
     """
@@ -369,7 +369,6 @@ class Processes:
     def __init__(
         self,
         build: Callable[..., Engine],
-        arguments: tuple[Any, ...],
         devices: Sequence[str],
         home: torch.device,
         lanes: int = 1,
@@ -379,7 +378,7 @@ class Processes:
         context = torch.multiprocessing.get_context("spawn")
         self._home = home
         self._workers = [
-            ProcessPoolExecutor(1, context, initializer=_start_worker, initargs=(build, arguments, device, lanes))
+            ProcessPoolExecutor(1, context, initializer=_start_worker, initargs=(build, device, lanes))
             for device in devices
         ]
 
@@ -454,12 +453,12 @@ def _leave_with_run() -> None:
     os._exit(1)
 
 
-def _start_worker(build: Callable[..., Engine], arguments: tuple[Any, ...], device: str, lanes: int) -> None:
+def _start_worker(build: Callable[..., Engine], device: str, lanes: int) -> None:
     global _WORKER
     threading.Thread(target=_leave_with_run, daemon=True).start()
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
-    engine = build(*arguments, device=device)
+    engine = build(device=device)
     _WORKER = engine, Threads(engine, lanes) if lanes > 1 else Serial(engine)
 
 

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -235,37 +236,15 @@ def build_engine(
     method_name: str,
     method_settings: Mapping[str, Any],
     protocol: Protocol,
-    pixels: torch.Tensor,
-    given: torch.Tensor,
-    positions: Sequence[np.ndarray],
-    classes: int,
-    look: Look,
-    public: torch.Tensor | None,
-    told: Mapping[str, float],
-    seed: int,
+    *,
     deterministic: bool,
-    capture: bool,
-    device: torch.device | str = "cpu",
+    **parts: Any,
 ) -> Engine:
-    """An engine from what can be sent to another process.  No true label among it."""
+    """An engine from what can be sent to another process, no true label among it.  parts: as ``Engine`` takes them."""
     if deterministic:
         make_deterministic(protocol.precision)
     method_class = registry.load_method(method_name)
-    method = method_class(method_class.Config(**method_settings))
-    return Engine(
-        method,
-        protocol,
-        pixels=pixels,
-        given=given,
-        positions=positions,
-        classes=classes,
-        look=look,
-        public=public,
-        told=told,
-        seed=seed,
-        device=device,
-        capture=capture,
-    )
+    return Engine(method_class(method_class.Config(**method_settings)), protocol, **parts)
 
 
 def pick_devices(wish: str) -> list[torch.device]:
@@ -493,22 +472,23 @@ class Run:
         look = Look(dataset.mean, dataset.std, dataset.crop_padding, dataset.flip, arrays.crop)
         positions = [scene.positions(client) for client in range(scene.spec.clients)]
         self._sizes = {client: len(rows) for client, rows in enumerate(positions)}
-        self._blueprint = (
+        self._build = partial(
+            build_engine,
             settings.method,
             settings.method_settings,
             settings.protocol,
-            arrays.train_images,
-            torch.as_tensor(np.array(scene.given), dtype=torch.int64),
-            positions,
-            scene.classes,
-            look,
-            arrays.public,
-            self.told,
-            settings.seed,
-            settings.deterministic,
-            capture,
+            deterministic=settings.deterministic,
+            pixels=arrays.train_images,
+            given=torch.as_tensor(np.array(scene.given), dtype=torch.int64),
+            positions=positions,
+            classes=scene.classes,
+            look=look,
+            public=arrays.public,
+            told=self.told,
+            seed=settings.seed,
+            capture=capture,
         )
-        self.engine = build_engine(*self._blueprint, device=device)
+        self.engine = self._build(device=device)
         self.method = self.engine.method
         self._lane = Lane(self.engine)
         self.tested = DeviceImages(pixels.to(device), torch.from_numpy(places).to(device), look)
@@ -893,12 +873,12 @@ class Run:
             several = self.devices if self.device.type == "cuda" else [self.device] * self._lanes
             devices = [str(device) for device in several][: self._lanes]
             each = -(-self._lanes // len(devices))
-            return Processes(build_engine, self._blueprint, devices, self.device, each)
+            return Processes(self._build, devices, self.device, each)
         if self._executor_kind == "debug":
             return Debug(self.engine)
         if self._executor_kind == "serial":
             return Serial(self.engine)
-        beside = [build_engine(*self._blueprint, device=device) for device in self.devices[1 : self._lanes]]
+        beside = [self._build(device=device) for device in self.devices[1 : self._lanes]]
         return Threads(self.engine, self._lanes, beside)
 
     def _environments(self, position: _Position) -> list[dict[str, Any]]:
