@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from stopping import in_sessions, server_state
 
 from flnoisebench import records, registry
 from flnoisebench.api import Batch, Card, Method, Protocol, Reply, Rounds, average, weights
-from flnoisebench.checkpoint import Checkpoint
 from flnoisebench.engine import Lane, Look
 from flnoisebench.executors import ClientError, Job, perform
 from flnoisebench.settings import merged
@@ -352,14 +352,6 @@ class NormedFirst(FedAvg, Normed): ...
 class NormedSecond(Second, Normed): ...
 
 
-def final_state(run):
-    checkpoint = Checkpoint(run.folder)
-    try:
-        return checkpoint.load().server
-    finally:
-        checkpoint.close()
-
-
 def same_bits(a, b):
     return list(a) == list(b) and all(a[name].equal(b[name]) for name in a)
 
@@ -370,7 +362,7 @@ def final_states(methods, folder, **options):
         settings = {"forget_rate": 0.0} if issubclass(method, CoTeaching) else {}
         run = tiny_run(method, folder / method.__name__, settings=settings, **options)
         run.execute()
-        found.append(final_state(run))
+        found.append(server_state(run))
     return found
 
 
@@ -418,7 +410,7 @@ def test_it_learns_and_its_loss_can_be_recorded(ordinary):
 def test_main_is_network_1_and_the_second_and_the_ensemble_are_read_beside_it(ordinary):
     _, rounds, run, _ = ordinary
     assert set(rounds[-1].predictors) == {"main", "net2", "ensemble"}
-    lane, state = Lane(run.engine), final_state(run)
+    lane, state = Lane(run.engine), server_state(run)
     found = run.method.predictors(state, lane.server(5, 0, "predict"))
     x = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(1))
     single = Lane(tiny_engine(FedAvg()))
@@ -432,7 +424,7 @@ def test_main_is_network_1_and_the_second_and_the_ensemble_are_read_beside_it(or
 def test_three_readouts_cost_two_forward_passes_and_are_never_stale(ordinary):
     result, rounds, run, _ = ordinary
     assert result.images["passed"] == 2 * 30 * len(rounds)  # two networks see the 30 test images each round
-    found = run.method.predictors(final_state(run), Lane(run.engine).server(5, 0, "predict"))
+    found = run.method.predictors(server_state(run), Lane(run.engine).server(5, 0, "predict"))
     x = torch.zeros(2, 1, 8, 8)
     before = found["ensemble"](x).clone()
     x += 1
@@ -475,25 +467,8 @@ def test_loss_metric_is_the_mean_over_the_two_networks(tmp_path):
     assert pair.metrics["loss"] == pytest.approx(sum(singles) / 2)
 
 
-class Stop(BaseException):
-    """Not an Exception: nothing in a run may catch it, as nothing catches a kill."""
-
-
-def test_stopped_after_any_commit_it_resumes_to_the_same_digest(ordinary, tmp_path, monkeypatch):
-    save, stops = Checkpoint.save, 0
-
-    def save_and_stop(self, commit):
-        save(self, commit)
-        self.wait()
-        raise Stop
-
-    monkeypatch.setattr(Checkpoint, "save", save_and_stop)
-    while True:
-        try:
-            result = tiny_run(CoTeaching, tmp_path, rounds=6).execute()
-            break
-        except Stop:
-            stops += 1
+def test_stopped_after_any_commit_it_resumes_to_the_same_digest(ordinary, tmp_path):
+    result, stops = in_sessions(lambda: tiny_run(CoTeaching, tmp_path, rounds=6).execute())
     assert stops == 7
     assert result.digest == ordinary[0].digest
 

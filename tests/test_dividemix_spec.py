@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from stopping import in_sessions, server_state
 
 from flnoisebench import records, registry
 from flnoisebench.api import Batch, Protocol, Rounds, Upload
-from flnoisebench.checkpoint import Checkpoint
 from flnoisebench.engine import Lane
 from flnoisebench.executors import ClientError, Job, perform
 from flnoisebench.settings import merged
@@ -634,11 +634,7 @@ def test_claims_are_judged_and_better_than_chance(ordinary):
 
 def test_main_is_argmax_of_both_networks_logits_and_each_is_read_beside_it(ordinary):
     run = ordinary[2]
-    checkpoint = Checkpoint(run.folder)
-    try:
-        state = checkpoint.load().server
-    finally:
-        checkpoint.close()
+    state = server_state(run)
     side = Lane(run.engine).server(5, 0, "predict")
     found = run.method.predictors(state, side)
     assert list(found) == ["main", "first", "second"]
@@ -660,27 +656,10 @@ def test_two_fedavgs_by_size_on_the_server():
     assert all((w == 15).all() for w in new["second"].values())
 
 
-class Stop(BaseException):
-    """Not an Exception: nothing in a run may catch it, as nothing catches a kill."""
-
-
-def test_stopped_after_any_commit_it_resumes_to_the_same_digest(tmp_path, monkeypatch):
+def test_stopped_after_any_commit_it_resumes_to_the_same_digest(tmp_path):
     settings = {**USUAL, "loss_history": 2}
     wanted = tiny_run(DivideMix, tmp_path / "whole", rounds=4, settings=settings).execute().digest
-    save, stops = Checkpoint.save, 0
-
-    def save_and_stop(self, commit):
-        save(self, commit)
-        self.wait()
-        raise Stop
-
-    monkeypatch.setattr(Checkpoint, "save", save_and_stop)
-    while True:
-        try:
-            result = tiny_run(DivideMix, tmp_path, rounds=4, settings=settings).execute()
-            break
-        except Stop:
-            stops += 1
+    result, stops = in_sessions(lambda: tiny_run(DivideMix, tmp_path, rounds=4, settings=settings).execute())
     assert stops == 5
     assert result.digest == wanted
 

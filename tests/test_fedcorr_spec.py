@@ -19,10 +19,10 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from flnoisebench_methods.fedavg import FedAvg
+from stopping import in_sessions, server_state
 
-from flnoisebench import records, runtime
+from flnoisebench import records
 from flnoisebench.api import Batch, Plan, Rounds, Server, Upload, cross_entropy, weights
-from flnoisebench.checkpoint import Checkpoint
 from flnoisebench.engine import Lane, Look, images_of
 from flnoisebench.executors import Job, Outcome, perform
 from flnoisebench.settings import resolve
@@ -664,25 +664,8 @@ def test_a_run_goes_through_all_stages_and_corrects_labels(whole):
     assert [record.images["trained"] for record in rounds] == [72, 72, 18 * low, 72]
 
 
-class Stop(BaseException):
-    """Not an Exception: nothing in a run may catch it, as nothing catches a kill."""
-
-
-def test_stopped_after_any_exchange_of_any_stage_it_resumes_to_the_same_digest(whole, tmp_path, monkeypatch):
-    save, stops = Checkpoint.save, 0
-
-    def save_and_stop(self, commit):
-        save(self, commit)
-        self.wait()
-        raise Stop
-
-    monkeypatch.setattr(Checkpoint, "save", save_and_stop)
-    while True:  # every exchange is done in a session of its own
-        try:
-            result = tiny_run(FedCorr, tmp_path, settings=TWO_SWEEPS, **SHORT).execute()
-            break
-        except Stop:
-            stops += 1
+def test_stopped_after_any_exchange_of_any_stage_it_resumes_to_the_same_digest(whole, tmp_path):
+    result, stops = in_sessions(lambda: tiny_run(FedCorr, tmp_path, settings=TWO_SWEEPS, **SHORT).execute())
     assert stops == 1 + 5 + 5 + 2 + 1
     assert result.digest == whole[0].digest
 
@@ -742,14 +725,6 @@ def test_several_clients_in_a_turn_are_averaged(tmp_path):
     first = records.load_records(run.folder)[0]
     assert first.exchanges == 2 + 1  # 3 clients, 1 client, the answer
     assert first.images["trained"] == 72
-
-
-def server_state(run: runtime.Run) -> Any:
-    checkpoint = Checkpoint(run.folder)
-    try:
-        return checkpoint.load().server
-    finally:
-        checkpoint.close()
 
 
 @pytest.mark.parametrize("T2", [0, 0.5, 1.0])

@@ -10,9 +10,9 @@ import torch.nn.functional as F  # noqa: N812
 from flnoisebench_methods import fedned
 from flnoisebench_methods.fedavg import FedAvg
 from flnoisebench_methods.fedned import FedNed, Settings, bad_target, entropy, pseudo, shares
+from stopping import in_sessions, server_state
 
 from flnoisebench.api import Batch, Rounds, Upload, average, map_tensors
-from flnoisebench.checkpoint import Checkpoint
 from flnoisebench.engine import Lane, Look
 from flnoisebench.executors import Job, perform
 from flnoisebench.testing import Tiny, tiny_arrays, tiny_engine, tiny_run, watch_losses
@@ -448,14 +448,6 @@ def test_a_client_with_one_sample_or_one_class_replies(mode, positions, models):
 # -------------------------------------------------------------------------------------------------- whole runs
 
 
-def server_state(run):
-    checkpoint = Checkpoint(run.folder)
-    try:
-        return checkpoint.load().server
-    finally:
-        checkpoint.close()
-
-
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory):
     """run(changes..., protocol...) -> (result, records, run), remembered."""
@@ -515,27 +507,12 @@ def test_losses_can_be_recorded_and_replayed(tmp_path, busy):
         assert (seen["divergence"] > 0) == (settings.get("mode") != "code_literal")
 
 
-class Stop(BaseException):
-    """Nothing in a run may catch it, as nothing catches a kill."""
-
-
-def test_stopped_after_any_commit_it_resumes_to_the_same_digest(busy, tmp_path, monkeypatch):
-    save, stops = Checkpoint.save, 0
-
-    def save_and_stop(self, commit):
-        save(self, commit)
-        self.wait()
-        raise Stop
-
-    monkeypatch.setattr(Checkpoint, "save", save_and_stop)
-    while True:
-        try:
-            digest = tiny_run(FedNed, tmp_path, settings=BUSY, clients=6, rounds=4, participation=0.5).execute().digest
-            break
-        except Stop:
-            stops += 1
+def test_stopped_after_any_commit_it_resumes_to_the_same_digest(busy, tmp_path):
+    result, stops = in_sessions(
+        lambda: tiny_run(FedNed, tmp_path, settings=BUSY, clients=6, rounds=4, participation=0.5).execute()
+    )
     assert stops == 5
-    assert digest == busy()[0].digest
+    assert result.digest == busy()[0].digest
 
 
 def test_threads_give_the_serial_digest(busy):

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from stopping import in_sessions, server_state
 from threadpoolctl import threadpool_limits
 
 from flnoisebench import records
 from flnoisebench.api import Card, Method, Optimiser, Plan, Protocol, Reply, Upload, average, weights
-from flnoisebench.checkpoint import Checkpoint
 from flnoisebench.engine import Lane, Look
 from flnoisebench.executors import Job, perform
 from flnoisebench.testing import Tiny, tiny_arrays, tiny_engine, tiny_run, watch_losses
@@ -383,11 +383,7 @@ def world(out, method=FedNoRo, **changes):
     settings = {**WORLD["settings"], **changes.pop("settings", {})} if method is not Reference else {}
     run = tiny_run(method, out, **{**WORLD, "arrays": tiny_arrays(samples=96), **changes, "settings": settings})
     result = run.execute()
-    checkpoint = Checkpoint(run.folder)
-    try:
-        return result, records.load_records(run.folder), checkpoint.load().server
-    finally:
-        checkpoint.close()
+    return result, records.load_records(run.folder), server_state(run)
 
 
 class Reference(Method):
@@ -495,25 +491,8 @@ def test_both_losses_can_be_recorded_and_replayed(undisturbed, tmp_path):
     assert result.digest == undisturbed[0].digest
 
 
-class Stop(BaseException):
-    """Not an Exception: nothing in a run may catch it, as nothing catches a kill."""
-
-
-def test_stopped_after_any_commit_it_resumes_to_the_same_digest(undisturbed, tmp_path, monkeypatch):
-    save, stops = Checkpoint.save, 0
-
-    def save_and_stop(self, commit):
-        save(self, commit)
-        self.wait()
-        raise Stop
-
-    monkeypatch.setattr(Checkpoint, "save", save_and_stop)
-    while True:
-        try:
-            result, _, _ = world(tmp_path)
-            break
-        except Stop:
-            stops += 1
+def test_stopped_after_any_commit_it_resumes_to_the_same_digest(undisturbed, tmp_path):
+    (result, _, _), stops = in_sessions(lambda: world(tmp_path))
     assert stops == 1 + 5  # four rounds, of which one has two exchanges
     assert result.digest == undisturbed[0].digest
 

@@ -28,6 +28,7 @@ import numpy as np
 import pytest
 import torch
 from flnoisebench_methods.fedavg import FedAvg
+from stopping import Stop
 
 import flnoisebench
 from flnoisebench import checkpoint, records, registry, trees
@@ -43,10 +44,6 @@ from flnoisebench.testing import tiny_arrays, tiny_engine, tiny_run
 
 TIMES = {"seconds", "peak_memory"}  # what a record may differ in between two runs of the same settings
 MLP = 4 * (64 * 128 + 128 + 128 * 3 + 3)  # bytes of the fixtures' network: 8x8 grey pixels, 128 hidden units, 3 classes
-
-
-class Stop(BaseException):
-    """Not an Exception: nothing in a run may catch it, as nothing catches a kill."""
 
 
 def lasting(folder):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from stopping import Stop, in_sessions, server_state
 
 from flnoisebench.api import Batch, Optimiser
-from flnoisebench.checkpoint import Checkpoint
 from flnoisebench.engine import Lane
 from flnoisebench.executors import ClientError, Job, perform
 from flnoisebench.testing import capture_safe, tiny_arrays, tiny_engine, tiny_run, watch_losses
@@ -40,18 +40,6 @@ def undisturbed(tmp_path_factory):
     return functools.cache(lambda method: tiny_run(method, folder).execute().digest)
 
 
-def server_state(run):
-    checkpoint = Checkpoint(run.folder)
-    try:
-        return checkpoint.load().server
-    finally:
-        checkpoint.close()
-
-
-class Stop(BaseException):
-    """Not an Exception: nothing in a run may catch it, as nothing catches a kill."""
-
-
 # --------------------------------------------------------------------------------------- all needs alike
 
 
@@ -67,21 +55,9 @@ def test_it_learns_under_noise_and_its_losses_can_be_recorded_and_replayed(metho
 
 
 @every_need
-def test_stopped_after_any_commit_it_resumes_to_the_same_digest(method, undisturbed, tmp_path, monkeypatch):
-    save, stops, expected = Checkpoint.save, 0, undisturbed(method)
-
-    def save_and_stop(self, commit):
-        save(self, commit)
-        self.wait()
-        raise Stop
-
-    monkeypatch.setattr(Checkpoint, "save", save_and_stop)
-    while True:  # every exchange is done in a session of its own
-        try:
-            result = tiny_run(method, tmp_path).execute()
-            break
-        except Stop:
-            stops += 1
+def test_stopped_after_any_commit_it_resumes_to_the_same_digest(method, undisturbed, tmp_path):
+    expected = undisturbed(method)
+    result, stops = in_sessions(lambda: tiny_run(method, tmp_path).execute())
     exchanges = {fixtures.TwoExchanges: 2, fixtures.Whole: 2, fixtures.Sweep: 4}.get(method, 1)
     assert stops == 1 + 3 * exchanges
     assert result.digest == expected

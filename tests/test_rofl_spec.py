@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from stopping import in_sessions, server_state
 
 from flnoisebench import protocols, registry, settings
 from flnoisebench.api import Batch, Rounds, Upload, weights
-from flnoisebench.checkpoint import Checkpoint
 from flnoisebench.engine import Lane, Look, images_of
 from flnoisebench.executors import ClientError, Job, perform
 from flnoisebench.models import build_encoder
@@ -512,25 +512,8 @@ def test_it_learns_and_its_loss_can_be_recorded_and_replayed_in_every_stage(tmp_
     assert seen["loss_with_pull"] >= 10
 
 
-class Stop(BaseException):
-    """Not an Exception: nothing in a run may catch it, as nothing catches a kill."""
-
-
-def test_stopped_after_any_commit_it_resumes_to_the_same_digest(tmp_path, digest_of, monkeypatch):
-    save, stops = Checkpoint.save, 0
-
-    def save_and_stop(self, commit):
-        save(self, commit)
-        self.wait()
-        raise Stop
-
-    monkeypatch.setattr(Checkpoint, "save", save_and_stop)
-    while True:
-        try:
-            result = tiny_run(RoFL, tmp_path, settings=BASE, **WHOLE).execute()
-            break
-        except Stop:
-            stops += 1
+def test_stopped_after_any_commit_it_resumes_to_the_same_digest(tmp_path, digest_of):
+    result, stops = in_sessions(lambda: tiny_run(RoFL, tmp_path, settings=BASE, **WHOLE).execute())
     assert stops == 1 + WHOLE["rounds"]
     assert result.digest == digest_of()
 
@@ -587,9 +570,7 @@ def test_with_nothing_forgotten_no_entropy_and_no_pseudo_label_it_is_fedavg(tmp_
     for method, changes in ((RoFL, nothing), (FedAvg, None)):
         run = tiny_run(method, tmp_path, settings=changes, **WHOLE)
         run.execute()
-        checkpoint = Checkpoint(run.folder)
-        states.append(checkpoint.load().server)
-        checkpoint.close()
+        states.append(server_state(run))
     for name, value in states[1].items():
         torch.testing.assert_close(states[0]["weights"][name], value, rtol=1e-4, atol=1e-5, msg=name)
 
