@@ -330,12 +330,12 @@ def _stacked(
     steps: bool = False,
 ) -> Any:
     """Two panels over one axis of rounds (no second y axis, whose scale could say anything)."""
-    names = _names(runs)
-    looks = _looks(names.values())
+    lines = _lines(runs)
+    looks = _looks(lines)
     figure, axes = _panels(2, 1, sharex=True)
     drawn = False
-    for name, line in _grouped(runs, lambda run: names[_key(run)]).items():
-        look = dict(looks[name])
+    for name, line in lines.items():
+        look = looks[name]
         _curve(axes[1, 0], line, _accuracy, name, look)
         drawn |= _curve(axes[0, 0], line, upper, name, {**look, "drawstyle": "steps-post"} if steps else look)
     if not drawn:
@@ -346,21 +346,21 @@ def _stacked(
     return figure
 
 
-def _key(run: Run) -> tuple[str, str]:
-    return run.label, run.panel
+def _names(runs: Sequence[Run]) -> list[str]:
+    """The name of each run's line: label or panel where that is enough, else both."""
+    if len({run.panel for run in runs}) == 1:
+        return [run.label for run in runs]
+    if len({run.label for run in runs}) == 1:
+        return [run.panel for run in runs]
+    return [f"{run.label}, {run.panel}" for run in runs]
 
 
-def _names(runs: Sequence[Run]) -> dict[tuple[str, str], str]:
-    """A name for every line: label or panel where that is enough, else both."""
-    labels, panels = {run.label for run in runs}, {run.panel for run in runs}
-    return {
-        (run.label, run.panel): run.label
-        if len(panels) == 1
-        else run.panel
-        if len(labels) == 1
-        else f"{run.label}, {run.panel}"
-        for run in runs
-    }
+def _lines(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The runs of each line, by its name."""
+    lines: dict[str, list[Run]] = defaultdict(list)
+    for name, run in zip(_names(runs), runs, strict=True):
+        lines[name].append(run)
+    return dict(lines)
 
 
 def orthogonality(runs: Sequence[Run]) -> Any:
@@ -378,8 +378,7 @@ def correction(runs: Sequence[Run]) -> Any:
 
 def clients(runs: Sequence[Run]) -> Any:
     """Wrong labels of each client before and after, a panel a line (mean over its complete runs)."""
-    names = _names(runs)
-    lines = _grouped(runs, lambda run: names[_key(run)])
+    lines = _lines(runs)
     figure, axes = _panels(1, len(lines), height=2.6, sharey=True)
     for place, (name, line) in zip(axes[0], lines.items(), strict=True):
         pairs = [
@@ -415,10 +414,9 @@ def sensitivity(runs: Sequence[Run], over: str) -> Any:
     if len(ordered) < 2:
         raise ValueError(f"{over} is {ordered[0]} in all of these runs; its effect needs two values or more")
     alike = named(run._replace(settings=_without(run.settings, over, ordered[0])) for run in runs)
-    names = _names(alike)
     lines: dict[str, dict[Any, list[Run]]] = defaultdict(lambda: defaultdict(list))
-    for run, value in zip(alike, values, strict=True):
-        lines[names[_key(run)]][value].append(run)
+    for name, run, value in zip(_names(alike), alike, values, strict=True):
+        lines[name][value].append(run)
     figure, axes = _panels(1, len(lines) + 1, height=3.0)
     colours = _looks(str(value) for value in ordered)
     for at, (name, by_value) in zip(axes[0], lines.items(), strict=False):
@@ -467,8 +465,8 @@ COSTS: tuple[tuple[str, Callable[[RunResult | Entry], float]], ...] = (
 def costs(runs: Sequence[Run]) -> Any:
     """Communication and computation of complete runs: a panel a cost, a bar a method with its settings in a scenario on
     one machine (mean over its runs)."""
-    names = _names(runs)
-    results = [(names[_key(run)], run.outcome) for run in runs if run.outcome is not None]
+    named_runs = zip(_names(runs), runs, strict=True)
+    results = [(name, run.outcome) for name, run in named_runs if run.outcome is not None]
     if not results:
         raise ValueError("none of these runs is complete, and costs are read from results")
     bars = told_apart({i: name for i, (name, _) in enumerate(results)}, lambda i: hardware(results[i][1].environment))
