@@ -362,17 +362,39 @@ def check(
     within Bernstein's bound, which holds however few samples a class has, of the nominal one, with the same chance.
     """
     labels_are_true = truth.true is not None if labels_are_true is None else labels_are_true
-    own_truth = labels if labels_are_true else true_labels
-    spec, n, problems = scenario.spec, len(labels), []
+    if problems := _misfits(scenario, truth, len(labels), labels if labels_are_true else true_labels):
+        return problems
+    for name, values in (("partition", scenario.owner), ("labels", scenario.given)):
+        if scenario.digests[name] != digest(values):
+            problems.append(f"the {name} digest belongs to other {name}")
+    try:
+        again = build(
+            scenario.spec,
+            labels,
+            scenario.classes,
+            scenario.digests["data"],
+            labels_are_true=labels_are_true,
+            true_labels=true_labels,
+            sources=sources,
+        )
+    except ValueError as error:
+        return [*problems, f"the settings draw no scenario here: {error}"]
+    problems += _unlike(scenario, truth, *again)
+    return problems if truth.true is None else problems + _check_rates(scenario, truth, truth.true)
+
+
+def _misfits(scenario: Scenario, truth: Truth, n: int, own_truth: Ints | None) -> list[str]:
+    """Where the arrays are not of the data set's n samples, the settings' clients and classes, and the known truth."""
+    clients, problems = scenario.spec.clients, []
     for name, values in (("owner", scenario.owner), ("given", scenario.given), ("held_out", scenario.held_out)):
         if len(values) != n:
             problems.append(f"{name} has {len(values)} entries, and the data set {n} samples")
-    if not len(truth.noisy) == len(truth.nominal) == spec.clients:
-        problems.append(f"the truth is about {len(truth.noisy)} clients, and the settings about {spec.clients}")
+    if not len(truth.noisy) == len(truth.nominal) == clients:
+        problems.append(f"the truth is about {len(truth.noisy)} clients, and the settings about {clients}")
     if problems:
         return problems
     for name, values, end in (
-        ("owner", scenario.owner, spec.clients),
+        ("owner", scenario.owner, clients),
         ("given label", scenario.given, scenario.classes),
     ):
         outside = np.flatnonzero((values < 0) | (values >= end))
@@ -386,42 +408,30 @@ def check(
             wanted = np.where(truth.foreign < 0, wanted, -1)
         if not np.array_equal(truth.true, wanted):
             problems.append(_difference("true labels differ from the data set's", truth.true, wanted))
-    if problems:
-        return problems
+    return problems
 
-    for name, values in (("partition", scenario.owner), ("labels", scenario.given)):
-        if scenario.digests[name] != digest(values):
-            problems.append(f"the {name} digest belongs to other {name}")
-    try:
-        again, truth_again = build(
-            spec,
-            labels,
-            scenario.classes,
-            scenario.digests["data"],
-            labels_are_true=labels_are_true,
-            true_labels=true_labels,
-            sources=sources,
-        )
-    except ValueError as error:
-        return [*problems, f"the settings draw no scenario here: {error}"]
+
+def _unlike(scenario: Scenario, truth: Truth, again: Scenario, truth_again: Truth) -> list[str]:
+    """Where a scenario is not what its settings draw."""
+    problems = []
     for what, found, wanted in (
-        ("owners differ from those that the settings draw", scenario.owner, again.owner),
-        ("given labels differ from those that the settings draw", scenario.given, again.given),
-        ("held-out samples differ from those that the settings draw", scenario.held_out, again.held_out),
-        ("noisy clients differ from those that the settings draw", truth.noisy, truth_again.noisy),
-        ("nominal rates differ from those that the settings draw", truth.nominal, truth_again.nominal),
+        ("owners", scenario.owner, again.owner),
+        ("given labels", scenario.given, again.given),
+        ("held-out samples", scenario.held_out, again.held_out),
+        ("noisy clients", truth.noisy, truth_again.noisy),
+        ("nominal rates", truth.nominal, truth_again.nominal),
     ):
         if not np.array_equal(found, wanted):
-            problems.append(_difference(what, found, wanted))
-    for name in ("expected", "transition", "foreign", "part"):
+            problems.append(_difference(f"{what} differ from those that the settings draw", found, wanted))
+    for name, what in _FACTS.items():
         old, new = getattr(truth, name), getattr(truth_again, name)
         if (old is None) != (new is None) or (old is not None and not _alike(old, new)):
-            problems.append(f"{_FACTS[name]} differ from those that the settings draw")
+            problems.append(f"{what} differ from those that the settings draw")
     if scenario.digests.get("foreign") != again.digests.get("foreign"):
         problems.append("the foreign images are others than those that the settings draw")
     if dict(scenario.told) != dict(again.told):
         problems.append(f"told {dict(scenario.told)} differs from {dict(again.told)}, which the settings give")
-    return problems if truth.true is None else problems + _check_rates(scenario, truth, truth.true)
+    return problems
 
 
 _FACTS = {
