@@ -27,7 +27,7 @@ import torch
 from flnoisebench import evaluation, provenance, records, registry, scenario, trees
 from flnoisebench.api import Arrays, Dataset, Method, Plan, Protocol, Upload
 from flnoisebench.checkpoint import Checkpoint, Commit, Overwritten
-from flnoisebench.engine import DeviceImages, Engine, Lane, Look, make_deterministic
+from flnoisebench.engine import DeviceImages, Engine, Lane, Look, ServerSide, make_deterministic
 from flnoisebench.engine.losses import autocast
 from flnoisebench.executors import (
     ClientError,
@@ -606,25 +606,10 @@ class Run:
             outcomes = executor.run(jobs, self._sizes)
             require_finite(outcomes, jobs, self.method)
         after = self._lane.server(round, exchange, "aggregate")
-        uploads = tuple(Upload(outcome.client, outcome.size, outcome.reply.upload) for outcome in outcomes)
-        uploaded = trees.writes([upload.content for upload in uploads])
-        with meter.time("aggregate", self.device):
-            state = self._call(
-                "aggregate", round, exchange, lambda: self.method.aggregate(position.server, uploads, after)
-            )
-        state = self._accepted_state("aggregate", state, round, exchange)
-        if trees.writes(position.server) != written:
-            raise MethodError(
-                f"{self._where(round, exchange)}: plan or aggregate wrote into the server's state in place; clone first"
-            )
-        if trees.writes([upload.content for upload in uploads]) != uploaded:  # it may be part of a client's state
-            raise self._refused("aggregate", round, exchange, "aggregate wrote into an upload in place; clone first")
+        state = self._aggregated(position, outcomes, after, written)
         with meter.time("digest", self.device):
             position.digest = _chained(position.digest, state, outcomes)
-        self._gather(position, plan, messages, outcomes, (server.notes, after.notes))
-        for side in (server, after):
-            if side.noisy_clients is not None:
-                position.noisy_clients = side.noisy_clients
+        self._gather(position, plan, messages, outcomes, (server, after))
         position.server = state
         record = None
         if plan.closes_round:
@@ -680,14 +665,33 @@ class Run:
             messages[client] = {**message, **addition}
         return messages
 
+    def _aggregated(self, position: _Position, outcomes: Sequence[Outcome], server: ServerSide, written: int) -> Tree:
+        """The server's next state.  written: how often the present one was, before plan saw it."""
+        round, exchange = position.round, position.exchange
+        uploads = tuple(Upload(outcome.client, outcome.size, outcome.reply.upload) for outcome in outcomes)
+        uploaded = trees.writes([upload.content for upload in uploads])
+        with self._lane.meter.time("aggregate", self.device):
+            state = self._call(
+                "aggregate", round, exchange, lambda: self.method.aggregate(position.server, uploads, server)
+            )
+        state = self._accepted_state("aggregate", state, round, exchange)
+        if trees.writes(position.server) != written:
+            raise MethodError(
+                f"{self._where(round, exchange)}: plan or aggregate wrote into the server's state in place; clone first"
+            )
+        if trees.writes([upload.content for upload in uploads]) != uploaded:  # it may be part of a client's state
+            raise self._refused("aggregate", round, exchange, "aggregate wrote into an upload in place; clone first")
+        return state
+
     def _gather(
         self,
         position: _Position,
         plan: Plan,
         messages: Mapping[int, Tree],
         outcomes: Sequence[Outcome],
-        notes: Sequence[Mapping[str, Any]],
+        sides: Sequence[ServerSide],
     ) -> None:
+        """Note in ``position`` what clients answered, and what the server's sides were told."""
         opened = position.open
         opened.exchanges += 1
         common = trees.nbytes(plan.message)
@@ -706,8 +710,10 @@ class Run:
                 total = opened.metrics.setdefault(name, [0.0, 0.0])
                 total[0] += value * outcome.size
                 total[1] += outcome.size
-        for written in notes:
-            opened.notes.update(written)
+        for side in sides:
+            opened.notes.update(side.notes)
+            if side.noisy_clients is not None:
+                position.noisy_clients = side.noisy_clients
 
     def _close_round(self, position: _Position, meter: Meter, started: float) -> RoundRecord:
         round, opened = position.round, position.open
