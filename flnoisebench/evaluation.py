@@ -176,37 +176,26 @@ class Judge:
             claimed = np.zeros(len(self._positions), dtype=bool)
             claimed[flagged] = True
             found |= _detection("clients", claimed, self._truth.noisy)
-        suspect, wrong, clean = [], [], []
-        changed = changed_right = wrong_before = mended = right_before = spoilt = 0
+        judged: list[tuple[np.ndarray, np.ndarray]] = []  # (clean, whether the given label is wrong) of each client
+        relabelled: list[tuple[np.ndarray, ...]] = []  # (changed, wrong before, right now)
         for client, rows in enumerate(self._positions):
             claim = claims.get(client) or {}
             given_wrong = self._given[rows] != true[rows]
             if claim.get("clean") is not None:
-                shares = claim["clean"].numpy()
-                clean.append(shares)
-                suspect.append(shares < 0.5)
-                wrong.append(given_wrong)
+                judged.append((claim["clean"].numpy(), given_wrong))
             if claim.get("labels") is not None:
                 now = claim["labels"].numpy()
-                now_right = now == true[rows]
-                moved = now != self._given[rows]
-                changed += int(moved.sum())
-                changed_right += int((moved & now_right).sum())
-                wrong_before += int(given_wrong.sum())
-                mended += int((given_wrong & now_right).sum())
-                right_before += int((~given_wrong).sum())
-                spoilt += int((~given_wrong & ~now_right).sum())
-        if wrong:
-            actual = np.concatenate(wrong)
-            found |= _detection("samples", np.concatenate(suspect), actual)
-            if 0 < actual.sum() < len(actual):
+                relabelled.append((now != self._given[rows], given_wrong, now == true[rows]))
+        if judged:
+            clean, wrong = map(np.concatenate, zip(*judged, strict=True))
+            found |= _detection("samples", clean < 0.5, wrong)
+            if 0 < wrong.sum() < len(wrong):
                 from sklearn.metrics import roc_auc_score  # here: 1 s of every command's start otherwise
 
-                found["samples_auc"] = _percent(roc_auc_score(actual, -np.concatenate(clean)))
-        if changed:
-            found["relabel_precision"] = _percent(changed_right / changed)
-        if changed and wrong_before:
-            found["relabel_recall"] = _percent(mended / wrong_before)
-        if changed and right_before:
-            found["relabel_harm"] = _percent(spoilt / right_before)
+                found["samples_auc"] = _percent(roc_auc_score(wrong, -clean))
+        if relabelled:
+            changed, wrong, right = map(np.concatenate, zip(*relabelled, strict=True))
+            if changed.any():
+                shares = {"precision": right[changed], "recall": right[wrong], "harm": ~right[~wrong]}
+                found |= {f"relabel_{name}": _percent(share.mean()) for name, share in shares.items() if share.size}
         return found
