@@ -104,7 +104,8 @@ def sweep(
         wanted, kept = missing_in(leaderboard, whole, retry=retry)
     left_out = len(whole) - len(wanted)
     if dry_run:
-        print_plan(wanted, out, place, kept, left_out=left_out, retry=retry, as_json=as_json)
+        rows = planned(wanted, out, kept, retry=retry)
+        print_plan(rows, out, place, left_out=left_out, beside=bool(kept), as_json=as_json)
         return
     assert place is not None
     work = engine().Sweep(
@@ -183,18 +184,9 @@ def place_of(
 # --------------------------------------------------------------------------------------------------- the plan
 
 
-def print_plan(
-    wanted: Sequence[Settings],
-    out: Path,
-    place: Place | None,
-    kept: Sequence[Entry] = (),
-    *,
-    left_out: int,
-    retry: bool,
-    as_json: bool,
-) -> None:
-    """A line a run: what is known of it, and how long the rest of it takes by what earlier runs took, below ``out`` or
-    else by a leaderboard's.  left_out: how many runs of the grid a leaderboard has."""
+def planned(wanted: Sequence[Settings], out: Path, kept: Sequence[Entry], *, retry: bool) -> list[dict[str, Any]]:
+    """What is known of each run, and how many seconds the rest of it takes by what earlier runs took, below ``out`` or
+    else those that a leaderboard kept; None where there are none."""
     known = runs.below(out)
     elsewhere = [
         runs.Found(Path(), one.status, one.settings.model_dump(mode="json"), one.rounds, None, one.seconds["round"])
@@ -222,6 +214,14 @@ def print_plan(
                 "problem": found.problem if found.status == "damaged" else None,
             }
         )
+    return rows
+
+
+def print_plan(
+    rows: Sequence[dict[str, Any]], out: Path, place: Place | None, *, left_out: int, beside: bool, as_json: bool
+) -> None:
+    """A line a run, then the sums.  left_out: how many runs of the grid a leaderboard has.  beside: costs may be those
+    of a leaderboard's runs."""
     estimated = [row["seconds"] for row in rows if row["seconds"]]
     unknown = sum(row["seconds"] is None for row in rows)
     script = place.job_script() if place is not None and hasattr(place, "job_script") else None
@@ -238,7 +238,7 @@ def print_plan(
     cost = f"{duration(sum(estimated))} of one run at a time" if estimated else "nothing" if not unknown else "unknown"
     if estimated and unknown:
         cost += f", and {unknown} runs of unknown cost (no earlier run of that method on that data set in {out})"
-    if estimated and kept:
+    if estimated and beside:
         cost += "; where no run is there, by the leaderboard's, on their machines and beside what ran there"
     line("cost", cost)
     if script is not None:
