@@ -316,6 +316,22 @@ def at_budget(entry: Entry, measure: Measure, budget: float) -> tuple[float | No
     return (statistics.fmean(known[-LAST_ROUNDS:]) if known else None), over
 
 
+def _on_one_machine(runs: Mapping[Row, Sequence[Entry]]) -> tuple[dict[Row, list[Entry]], str]:
+    """The runs on the hardware on which most rows have some, and that in words."""
+    machines: dict[tuple[str, ...], set[Row]] = defaultdict(set)
+    for row, own in runs.items():
+        for entry in own:
+            machines[entry.hardware].add(row)
+    if not machines:
+        return {}, ""
+    machine = max(sorted(machines), key=lambda one: len(machines[one]))
+    device, devices, processor, executor, lanes, sharing = machine
+    several = f"{devices} devices" if devices not in ("", "1") else ""
+    parts = (device, several, processor, executor, lanes and f"lanes {lanes}", sharing)
+    there = {row: [entry for entry in own if entry.hardware == machine] for row, own in runs.items()}
+    return there, ", ".join(filter(None, parts))
+
+
 def equal_budget(rows: Iterable[Row], entries: Sequence[Entry], measure: Measure) -> list[EqualBudget]:
     """A table for each arena with two rows or more that have runs."""
     rows = list(rows)
@@ -328,18 +344,7 @@ def equal_budget(rows: Iterable[Row], entries: Sequence[Entry], measure: Measure
         }
         hardware = ""
         if measure == "seconds":
-            machines: dict[tuple[str, ...], set[Row]] = defaultdict(set)
-            for row, own in runs.items():
-                for entry in own:
-                    machines[entry.hardware].add(row)
-            if not machines:
-                continue
-            machine = max(sorted(machines), key=lambda one: len(machines[one]))
-            runs = {row: [entry for entry in own if entry.hardware == machine] for row, own in runs.items()}
-            device, devices, processor, executor, lanes, sharing = machine
-            several = f"{devices} devices" if devices not in ("", "1") else ""
-            parts = (device, several, processor, executor, lanes and f"lanes {lanes}", sharing)
-            hardware = ", ".join(filter(None, parts))
+            runs, hardware = _on_one_machine(runs)
         left_out = tuple(names[row] for row, own in runs.items() if not own)
         runs = {row: own for row, own in runs.items() if own}
         if len(runs) < 2:

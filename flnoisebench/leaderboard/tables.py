@@ -240,10 +240,9 @@ def tidy(found: Iterable[Table]) -> str:
                 if cell.row is None:
                     continue
                 line = {**cell.row.model_dump(), "name": name, "best": cell.best}
-                for one in cell.printed or (None,):
-                    if one is None:
-                        writer.writerow(line)
-                        continue
+                if not cell.printed:
+                    writer.writerow(line)
+                for one in cell.printed:
                     ours = cell.row.accuracy_mean
                     gap = "" if ours is None else round(ours - one.accuracy, 4)
                     writer.writerow(
