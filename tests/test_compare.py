@@ -84,6 +84,16 @@ def test_it_says_why_two_runs_cannot_be_compared(name, why, runs):
     assert all(f"not comparable: A and B: {reason}" in text for reason in why)
 
 
+def test_runs_that_can_be_compared_stand_together_on_one_side_of_a_reason(runs):
+    folders = [runs[name] for name in ("base", "draw", "relabel", "seed", "rho")]
+    said = [line for line in done("compare", *folders).splitlines() if line.startswith("not comparable")]
+    assert [line.removeprefix("not comparable: ") for line in said] == [
+        "A, C, D and B: another scenario: draw 0 and 1",
+        "A, C, D and E: another scenario: noise.rho 0.6 and 0.2",
+        "B and E: another scenario: noise.rho 0.6 and 0.2, draw 1 and 0",
+    ]
+
+
 def test_an_unfinished_run_and_other_labels_under_one_name_are_obstacles(runs, tmp_path):
     base = load(runs["base"])
     shutil.copytree(runs["relabel"], tmp_path / "unfinished")

@@ -53,12 +53,7 @@ def compare(
     found = load_all(runs)
     if len(found) < 2:
         raise ValueError(f"compare needs two runs or more, and there is {found[0].folder} alone")
-    reasons = [
-        f"{_letter(i)} and {_letter(j)}: {why}"
-        for j in range(1, len(found))
-        for i in range(j)
-        for why in obstacles(found[i], found[j])
-    ]
+    reasons = apart(found)
     if as_json:
         content = {
             "comparable": not reasons,
@@ -128,6 +123,25 @@ def facts(found: list[Compared]) -> dict[str, list[str]]:
         columns.append(column)
     names = dict.fromkeys(name for column in columns for name in column)
     return {name: [column.get(name, "-") for column in columns] for name in names}
+
+
+def apart(found: list[Compared]) -> list[str]:
+    """``A, C and B, D: another scenario: draw 0 and 1``: why groups of runs cannot be compared with each other.
+
+    The runs of a group all can, so a sweep over draws is a line for two draws, not one for any two of its runs.  The
+    reasons are those that kept a group's first run out of the groups before.
+    """
+    groups: list[list[int]] = []
+    reasons: list[tuple[int, int, str]] = []
+    for place, run in enumerate(found):
+        kept_out = [next((why for i in group if (why := obstacles(found[i], run))), []) for group in groups]
+        if [] in kept_out:
+            groups[kept_out.index([])].append(place)
+        else:
+            reasons += [(i, len(groups), why) for i, whys in enumerate(kept_out) for why in whys]
+            groups.append([place])
+    names = [", ".join(map(_letter, group)) for group in groups]
+    return [f"{names[i]} and {names[j]}: {why}" for i, j, why in reasons]
 
 
 def obstacles(a: Compared, b: Compared) -> list[str]:
