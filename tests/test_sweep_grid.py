@@ -279,6 +279,8 @@ def test_the_example_for_images_of_ones_own_adds_no_noise_and_needs_no_truth(tmp
     assert {(one.scenario.partition.law, one.scenario.clients) for one in found} == {("natural", 2)}
     assert {(one.scenario.holdout, one.evaluate_on) for one in found} == {(0.2, "noisy-validation")}
     assert not any(registry.load_method(one.method).card.told for one in found)
+    words = ("--data-root", tmp_path, "--out", tmp_path / "own", "--device", "cpu")
+    assert "18 of 18 runs are not over" in refused("choose", EXAMPLES / "own.toml", *words)  # which it takes for fair
 
 
 def test_the_example_of_a_grid_is_what_its_comments_say():
