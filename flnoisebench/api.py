@@ -583,7 +583,7 @@ class Method:
         raise TypeError(f"{type(self).__name__} must define client(task, message, client)")
 
     def aggregate(self, state: Tree, uploads: Sequence[Upload], server: Server) -> Tree:
-        """The server's next state, finite.  ``uploads`` are sorted by client."""
+        """The server's next state, finite; not None where there was one.  ``uploads`` are sorted by client."""
         raise TypeError(f"{type(self).__name__} must define aggregate(state, uploads, server)")
 
     def predictors(self, state: Tree, server: Server) -> Mapping[str, Callable[[torch.Tensor], torch.Tensor]]:

@@ -674,6 +674,11 @@ class Run:
             state = self._call(
                 "aggregate", round, exchange, lambda: self.method.aggregate(position.server, uploads, server)
             )
+        if state is None and position.server is not None:  # model(None) would begin anew each round, in silence
+            raise self._refused(
+                "aggregate", round, exchange,
+                "aggregate returned None where the server had a state: return the next one, or state where it stays",
+            )  # fmt: skip
         state = self._accepted_state("aggregate", state, round, exchange)
         if trees.writes(position.server) != written:
             raise MethodError(

@@ -549,6 +549,8 @@ class Faulty(Averaging):
             next(iter(uploads[0].content.values())).add_(1)
         if self._bad(server, "nan state"):
             return map_tensors(lambda value: value * float("nan"), state)
+        if self._bad(server, "no state"):
+            return None
         if self._bad(server, "note"):
             server.note(tensor=torch.ones(2))
         return super().aggregate(state, uploads, server)

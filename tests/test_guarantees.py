@@ -747,6 +747,7 @@ SERVER_FAULTS = {
     "state written late": "predictors or diagnostics wrote into the server's state in place",
     "upload written": "aggregate wrote into an upload in place",
     "aggregate": "aggregate: RuntimeError: the sum went wrong",
+    "no state": "aggregate returned None where the server had a state",
     "nan state": "aggregate's state is not finite",
     "aliased sum": "aggregate's state shares the memory of the server's network",
     "note": "aggregate: ValueError: note: .*Tensor",
@@ -763,7 +764,7 @@ RETURNED = {
         "large claim", "negative claim", "bool claim", "short claim", "noisy claim", "no metric", "many metrics",
     },
     "plan": {"cohort", "strange cohort", "no plan", "never closed"},
-    "aggregate": {"upload written", "nan state", "aliased sum"},
+    "aggregate": {"upload written", "no state", "nan state", "aliased sum"},
     "predictors": {"nan scores", "trains", "no main"},
 }  # fmt: skip
 
