@@ -1,6 +1,7 @@
 """Figures: what is drawn is what the runs hold, in a form that can be printed, and that everybody can read."""
 
 import math
+import shutil
 import sys
 import xml.etree.ElementTree as ElementTree
 from itertools import combinations
@@ -62,6 +63,15 @@ def test_a_long_legend_leaves_the_panels_their_room(runs, tmp_path):
         box = axes.get_window_extent()
         assert box.height / figure.dpi > 2  # inches
         assert not box.overlaps(legend.get_window_extent())
+
+
+def test_lines_are_in_the_order_of_their_values_however_the_settings_folders_are_named(runs, out, tmp_path):
+    for digest, alpha in (("0a", 7.0), ("1b", 2.0)):
+        (run,) = [run for run in of(runs, "fedcova") if run.settings.changed["alpha"] == alpha]
+        shutil.copytree(run.settings.folder(out), tmp_path / "digits" / "fedcova" / digest / "draw0-seed0")
+    assert [run.label for run in figures.load([tmp_path])] == ["fedcova, alpha=2.0", "fedcova, alpha=7.0"]
+    asked = [tmp_path / "digits" / "fedcova" / digest for digest in ("0a", "1b")]
+    assert [run.label for run in figures.load(asked)] == ["fedcova, alpha=7.0", "fedcova, alpha=2.0"]
 
 
 def test_what_a_leaderboard_keeps_draws_the_same_figures_where_it_keeps_enough(out, runs, tmp_path):

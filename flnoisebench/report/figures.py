@@ -67,16 +67,29 @@ class Run(NamedTuple):
 
 def load(folders: Iterable[Path]) -> list[Run]:
     """The runs in or below these folders; of a leaderboard's folder, or one in it, its entries, or of an entry's file
-    that one.  Raises ValueError where there is none, or one is damaged."""
-    found: dict[Path, Run] = {}
+    that one.  Those of a folder are in the order of their scenarios, methods and values.  Raises ValueError where there
+    is none, or one is damaged."""
+    every: dict[Path, Run] = {}
     for top in folders:
+        found: dict[Path, Run] = {}
         kept = entries.kept_below(top)
         for path, entry in kept.items():
             found[path] = Run("", "", entry.settings, entry.points, entry)
         for place in [] if kept else entries.runs_below([top]):
             settings = records.load_settings(place)
             found[place] = Run("", "", settings, records.load_records(place), records.result_of(place))
-    return named(found.values())
+        for path in sorted(found, key=lambda path: _order(path, found[path].settings)):
+            every.setdefault(path, found[path])
+    return named(every.values())
+
+
+def _order(path: Path, settings: Settings) -> tuple[Any, ...]:
+    """By values, and numbers by their size, where folders are named after a digest: no legend should follow that."""
+    values = [
+        (name, 0, value, "") if isinstance(value, int | float) else (name, 1, 0, str(value))
+        for name, value in {**settings.changed, **settings.protocol_overrides}.items()
+    ]
+    return (path.parts[:-2], values, path)  # <dataset>/<scenario>/<method>/<digest of the settings>/<draw and seed>
 
 
 def named(runs: Iterable[Run]) -> list[Run]:
