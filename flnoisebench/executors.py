@@ -181,6 +181,8 @@ def as_numbers(values: Mapping[str, Any], what: str) -> dict[str, float]:
             number = float(value)
         except (TypeError, ValueError, RuntimeError):  # torch raises the last for a tensor of several numbers
             shown = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+            if "\n" in shown:  # a network, layer by layer
+                shown = f"a {type(value).__name__}"
             raise TypeError(
                 f"{what} {name!r} must be a number, not {shown}; leave out what has no value this time, or say nan"
             ) from None

@@ -538,6 +538,8 @@ class Faulty(Averaging):
             metrics["share"] = None
         if self._bad(client, "many metrics"):
             metrics["share"] = torch.ones(3)
+        if self._bad(client, "network metric"):
+            metrics["share"] = network
         return Reply(upload, metrics=metrics, claims=claims)
 
     def aggregate(self, state, uploads, server):

@@ -736,6 +736,7 @@ CLIENT_FAULTS = {
     "short claim": r"claims.labels must be a tensor \[24\]",
     "noisy claim": "claims.noisy",
     "no metric": "metric 'share' must be a number, not None",
+    "network metric": "metric 'share' must be a number, not a Sequential; leave out",
     "many metrics": r"metric 'share' must be a number, not a tensor of shape \[3\]",
 }
 SERVER_FAULTS = {
@@ -762,6 +763,7 @@ RETURNED = {
     "client": {
         "nan upload", "inf upload", "no tree", "gradient", "no reply", "aliased upload", "aliased state", "nan claim",
         "large claim", "negative claim", "bool claim", "short claim", "noisy claim", "no metric", "many metrics",
+        "network metric",
     },
     "plan": {"cohort", "strange cohort", "no plan", "never closed"},
     "aggregate": {"upload written", "no state", "nan state", "aliased sum"},
