@@ -24,6 +24,7 @@ from rich.console import Console
 from flnoisebench import checkpoint, models, protocols, records, registry
 from flnoisebench.cli import console, listing
 from flnoisebench.cli.main import app
+from flnoisebench.cli.show import said
 from flnoisebench.scenario import NOISE_PRESETS, Noise, Partition
 
 
@@ -773,6 +774,18 @@ def test_show_prints_a_finished_run_summary_and_curve():
     }
     assert parts[0].startswith("clients ")  # the slowest first
     assert done("show", folder) == shown
+
+
+def test_show_hides_no_number_of_a_round_behind_another_of_its_name():
+    done(*RUN)
+    update = {
+        "judged": {"samples_recall": 40.0}, "diagnostics": {}, "metrics": {"samples_recall": 99.0, "loss": 1.5},
+        "notes": {"why": "too few", "flagged": [1, 2]},
+    }  # fmt: skip
+    record = records.load_records(only_run(Path("runs")))[-1].model_copy(update=update)
+    assert said(record) == [
+        ("loss", 1.5), ("samples_recall (judged)", 40.0), ("samples_recall (metrics)", 99.0), ("why", "too few"),
+    ]  # fmt: skip
 
 
 def test_samples_that_no_batch_took_are_in_the_summary():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -88,13 +89,27 @@ def show(
         if mean is not None:
             line(f"last 5 rounds, {name}", f"{mean:.2f}{fewer(rounds, 5)}")
     if rounds:
-        last, which = rounds[-1], "last round"
-        if isinstance(last, RoundRecord):
-            details = {**last.judged, **last.diagnostics, **last.metrics}
-        else:  # a leaderboard keeps no round's, but their means
-            details, which = {**means.judged, **means.diagnostics}, "last 5 rounds"
-        for name, value in sorted(details.items()):
-            line(f"{which}, {name}", f"{value:.4g}")
+        last = rounds[-1]
+        # a leaderboard keeps no round's, but their means
+        details, which = (last, "last round") if isinstance(last, RoundRecord) else (means, "last 5 rounds")
+        for name, value in said(details):
+            line(f"{which}, {name}", value if isinstance(value, str) else f"{value:.4g}")
+
+
+def said(record: RoundRecord | LastRounds) -> list[tuple[str, float | str]]:
+    """What is known of a round, or of several in the mean, beside accuracies and costs, by name: what was judged by the
+    truth, and what the method said itself, of notes the numbers and texts.  A name that two of these have says of which
+    each is, so that none hides the other: a method may call a metric ``samples_recall`` as well."""
+    kinds: dict[str, Mapping[str, Any]] = {"judged": record.judged, "diagnostics": record.diagnostics}
+    if isinstance(record, RoundRecord):
+        kinds["metrics"] = record.metrics
+        kinds["notes"] = {name: note for name, note in record.notes.items() if isinstance(note, int | float | str)}
+    count = Counter(name for values in kinds.values() for name in values)
+    return sorted(
+        (f"{name} ({kind})" if count[name] > 1 else name, value)
+        for kind, values in kinds.items()
+        for name, value in values.items()
+    )
 
 
 def last_rounds(result: RunResult | Entry | None, rounds: Sequence[RoundRecord | Point]) -> LastRounds:
