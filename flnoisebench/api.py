@@ -532,6 +532,14 @@ class Preset:
     datasets: Mapping[str, Preset] = field(default_factory=dict)
     tuned_on: Sequence[int] = ()
 
+    def __post_init__(self) -> None:
+        for name in ("settings", "protocol", "datasets"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise ValueError(f"Preset({name}={getattr(self, name)!r}): a dict by name is wanted")
+        for dataset, special in self.datasets.items():
+            if not isinstance(special, Preset):
+                raise ValueError(f"Preset(datasets={{{dataset!r}: {special!r}}}): a Preset is wanted for each data set")
+
     def on(self, dataset: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """(settings, protocol overrides) for one data set."""
         special = self.datasets.get(dataset, Preset())

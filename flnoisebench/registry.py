@@ -12,11 +12,11 @@ import linecache
 import sys
 import traceback
 import types
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points, packages_distributions
 from pathlib import Path
 
-from flnoisebench.api import Card, Dataset, Method, near
+from flnoisebench.api import Card, Config, Dataset, Method, Preset, near
 
 METHODS = "flnoisebench.methods"
 DATASETS = "flnoisebench.datasets"
@@ -69,7 +69,8 @@ def _load(group: str, name: str) -> type:
 def load_method(name: str) -> type[Method]:
     """The class of an entry point's name, or of ``path/to/file.py:ClassName``.
 
-    Raises UnknownName with near misses, ValueError when the file or class is not there or is no method.
+    Raises UnknownName with near misses, ValueError when the file or class is not there or is no method, and when it
+    lacks a card, or its Config or presets are none.
     """
     if ".py" in name:
         found = _from_file(name)
@@ -77,9 +78,25 @@ def load_method(name: str) -> type[Method]:
         found = _load(METHODS, name)
         if not (isinstance(found, type) and issubclass(found, Method)):
             raise ValueError(f"the entry point {name!r} is no flnoisebench.api.Method: {found!r}")
-    if not isinstance(getattr(found, "card", None), Card):
-        raise ValueError(f"{found.__name__} has no card: card = Card(title=..., paper=..., year=...) in its class")
+    _require_definition(found)
     return found
+
+
+def _require_definition(method: type[Method]) -> None:
+    """Raises ValueError where a class attribute that a run reads is none of its kind, with what it must be."""
+    if not isinstance(getattr(method, "card", None), Card):
+        raise ValueError(f"{method.__name__} has no card: card = Card(title=..., paper=..., year=...) in its class")
+    advice = "its settings are a class of their own: class Settings(flnoisebench.api.Config), then Config = Settings"
+    if not (isinstance(method.Config, type) and issubclass(method.Config, Config)):
+        raise ValueError(f"{method.__name__}.Config is no flnoisebench.api.Config: {method.Config!r}; {advice}")
+    if any("config" in vars(one) for one in method.__mro__ if one is not Method):  # a run would hide it by its own
+        raise ValueError(f"{method.__name__} sets config, which a run sets; {advice}")
+    if (
+        not (isinstance(method.presets, Mapping) and method.presets)
+        or not all(isinstance(one, Preset) for one in method.presets.values())
+    ):  # fmt: skip
+        wanted = 'one or more by name, {"default": Preset(...)}, the default first'
+        raise ValueError(f"{method.__name__}.presets must be {wanted}, not {method.presets!r}")
 
 
 def load_dataset(name: str) -> Dataset:

@@ -1,6 +1,7 @@
 """What the registry promises: names from entry points, near misses, no double names, plugins from files."""
 
 import hashlib
+import re
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -165,6 +166,45 @@ def test_a_method_without_a_card_is_refused(tmp_path):
     path = tmp_path / "plugin.py"
     path.write_text("from flnoisebench.api import Method\n\n\nclass Mine(Method): ...\n")
     with pytest.raises(ValueError, match=r"Mine has no card: card = Card\("):
+        registry.load_method(f"{path}:Mine")
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("class S:\n        rate: float = 0.5\n    Config = S", "Mine.Config is no flnoisebench.api.Config: <class "),
+        ("Config = api.Config()", "Mine.Config is no flnoisebench.api.Config: Config()"),
+        ("class S(api.Config):\n        rate: float = 0.5\n    config = S()", "Mine sets config, which a run sets"),
+    ],
+)
+def test_settings_that_a_run_would_not_take_are_refused(body, words, tmp_path):
+    path = tmp_path / "plugin.py"
+    card = 'card = api.Card(title="M", paper="p", year=2026)'
+    path.write_text(f"from flnoisebench import api\n\n\nclass Mine(api.Method):\n    {card}\n    {body}\n")
+    with pytest.raises(ValueError, match=re.escape(words)) as caught:
+        registry.load_method(f"{path}:Mine")
+    assert "then Config = Settings" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("presets", "words"),
+    [
+        ("{}", "Mine.presets must be one or more by name"),
+        ("api.Preset()", "Mine.presets must be one or more by name"),
+        ('{"default": {"rate": 0.5}}', "Mine.presets must be one or more by name"),
+        ('{"default": api.Preset(settings=[1])}', "Preset(settings=[1]): a dict by name is wanted"),
+        (
+            '{"default": api.Preset(datasets={"digits": {"rate": 1}})}',
+            "Preset(datasets={'digits': {'rate': 1}}): a Preset is wanted for each data set",
+        ),
+    ],
+)
+def test_presets_that_are_none_are_refused(presets, words, tmp_path):
+    path = tmp_path / "plugin.py"
+    card = 'card = api.Card(title="M", paper="p", year=2026)'
+    text = f"from flnoisebench import api\n\n\nclass Mine(api.Method):\n    {card}\n    presets = {presets}\n"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=re.escape(words)):
         registry.load_method(f"{path}:Mine")
 
 

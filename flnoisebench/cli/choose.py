@@ -65,7 +65,8 @@ def choose(
         return
     _print(found, chosen)
     if grid and console.out.is_terminal:
-        console.out.print(f"next: flnoisebench sweep {grid}", markup=False, soft_wrap=True)
+        where = f" --data-root {data_root}" if data_root else ""
+        console.out.print(f"next: flnoisebench sweep {grid}{where}", markup=False, soft_wrap=True)
 
 
 def _facts(trial: trials.Trial, tried: list[trials.Trial]) -> dict[str, object]:
