@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from flnoisebench_methods import fedcova as fc
 
-from flnoisebench import runtime, trees
+from flnoisebench import inputs, runtime, trees
 from flnoisebench.engine.losses import autocast
 from flnoisebench.settings import resolve
 
@@ -265,7 +265,7 @@ def main() -> None:
     )  # fmt: skip
     dataset = runtime.registry.load_dataset(arguments.dataset)
     arrays = dataset.load(arguments.data_root)
-    scene, truth = runtime.build_scenario(settings.scenario, dataset, arrays)
+    scene, truth = inputs.build_scenario(settings.scenario, dataset, arrays)
     run = runtime.prepare(
         settings, data_root=arguments.data_root, out=arguments.out, device=arguments.device, arrays=arrays,
         scene=(scene, truth),

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import scipy  # scipy.stats comes with its first use
 
-from flnoisebench import papers, protocols, published, records, registry, runtime, scenario
+from flnoisebench import inputs, papers, protocols, published, records, registry, runtime, scenario
 from flnoisebench.executors import ClientError
 from flnoisebench.leaderboard import REFERENCE
 from flnoisebench.leaderboard import Entry as Kept
@@ -513,7 +513,7 @@ def scenes(entry: Entry, data_root: Path) -> list[tuple[str, scenario.Manifest, 
         dataset = registry.load_dataset(spec.dataset)
         arrays = dataset.load(data_root)
         found.append(
-            (level, runtime.build_scenario(spec, dataset, arrays, data_root), arrays.classes or dataset.classes)
+            (level, inputs.build_scenario(spec, dataset, arrays, data_root), arrays.classes or dataset.classes)
         )
     return found
 

@@ -42,7 +42,7 @@ import torch
 from distributed.scheduler import KilledWorker
 from distributed.utils import get_mp_context, silence_logging_cmgr
 
-from flnoisebench import provenance, records, registry, runtime, scenario
+from flnoisebench import inputs, provenance, records, registry, runtime, scenario
 from flnoisebench.api import MissingData
 from flnoisebench.checkpoint import Busy, Checkpoint
 from flnoisebench.records import RoundRecord, RunResult
@@ -240,7 +240,7 @@ def identities(
     for run in runs:
         by_dataset.setdefault(run.scenario.dataset, {}).setdefault(run.scenario, []).append(run)
     sources = {name: registry.source_digest(registry.load_method(name)) for name in {run.method for run in runs}}
-    wanting = {name for name in sources if runtime.wants_public(name)}
+    wanting = {name for name in sources if inputs.wants_public(name)}
     found: dict[Path, Identity] = {}
     remarks = dict.fromkeys(provenance.remarks())
     problems: list[tuple[str, Exception]] = []
@@ -252,14 +252,14 @@ def identities(
         except (ValueError, OSError) as error:
             problems.append((name, error))
             continue
-        public, order = runtime.public_digest(arrays), runtime.order_digest(dataset)
-        arrays = replace(arrays, digest=runtime.data_digest(arrays))  # taken once, and not for every scenario
+        public, order = inputs.public_digest(arrays), inputs.order_digest(dataset)
+        arrays = replace(arrays, digest=inputs.data_digest(arrays))  # taken once, and not for every scenario
         for spec, ones in by_scenario.items():
             try:
-                scene = runtime.build_scenario(spec, dataset, arrays, data_root)
+                scene = inputs.build_scenario(spec, dataset, arrays, data_root)
                 for oracle, on in {(run.oracle, run.evaluate_on) for run in ones}:
-                    left, cleaned = runtime.under_oracle(oracle, arrays, scene)
-                    runtime.evaluation_set(on, left, *cleaned)
+                    left, cleaned = inputs.under_oracle(oracle, arrays, scene)
+                    inputs.evaluation_set(on, left, *cleaned)
             except (ValueError, OSError) as error:
                 problems.append((f"{name}/{spec.slug}, draw {spec.draw}", error))
                 continue

@@ -29,7 +29,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from flnoisebench import registry, runtime, scenario
+from flnoisebench import inputs, registry, runtime, scenario
 from flnoisebench.api import Arrays, Batch, Dataset, Loss, Method, Optimiser, Protocol
 from flnoisebench.engine import Engine, Lane, Look, losses, training
 from flnoisebench.settings import Settings, stated, validated
@@ -173,7 +173,7 @@ def tiny_run(
         scenario=spec,
         seed=seed,
     )
-    made = scenario.build(spec, arrays.train_labels.numpy(), classes, runtime.data_digest(arrays))
+    made = scenario.build(spec, arrays.train_labels.numpy(), classes, inputs.data_digest(arrays))
     made = made if change is None else change(*made)
     return runtime.Run(
         whole, loaded, Tiny(classes), arrays, *made, folder=whole.folder(out), device=torch.device(device),

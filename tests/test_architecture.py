@@ -259,7 +259,7 @@ FOUNDATION = {"api", "trees", "streams"}
 ENGINE = {*FOUNDATION, "imagefiles", "models", "profiling"}  # imagefiles: a map on disk is read in a run's order
 RUNTIME = {
     *ENGINE, "engine", "executors", "scenario", "evaluation", "records", "checkpoint", "settings", "registry",
-    "provenance",
+    "provenance", "inputs",
 }  # fmt: skip
 ABOVE = {*RUNTIME, "protocols", "runtime"}
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
@@ -274,6 +274,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "protocols": ({"api", "registry"}, set()),  # a protocol is an api.Protocol; unknown names answer as the registry's
     "scenario": ({"api", "streams"}, {"numpy", "safetensors", "pydantic", "matplotlib"}),  # an extra, for pictures
     "settings": ({"api", "registry", "protocols", "scenario"}, {"pydantic"}),
+    "inputs": ({"api", "registry", "scenario", "streams"}, {"torch", "numpy"}),  # what the runtime and sweeps load
     "engine": (ENGINE, {"torch", "numpy"}),  # profiling: seconds and images are counted where they are spent
     "executors": ({*ENGINE, "engine"}, {"torch"}),
     "evaluation": ({"scenario", "trees", "engine"}, {"torch", "numpy", "sklearn"}),  # engine: test images on the device

@@ -16,7 +16,7 @@ from flnoisebench_datasets.clothing1m import Clothing1M
 
 from flnoisebench import imagefiles, models
 from flnoisebench.api import MissingData, digest_images, map_images, open_map
-from flnoisebench.runtime import data_digest
+from flnoisebench.inputs import data_digest
 
 quiet = lambda done, total: None  # noqa: E731
 SMALL = ("--set", "protocol.model=small-cnn", "--clients", "4", "--rounds", "2")

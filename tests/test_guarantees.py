@@ -36,9 +36,10 @@ from flnoisebench.api import average, weights
 from flnoisebench.checkpoint import Busy, Checkpoint, Damaged
 from flnoisebench.engine import Lane, initialised
 from flnoisebench.executors import ClientError, Debug, Job, Serial, Threads, perform
+from flnoisebench.inputs import data_digest
 from flnoisebench.models import build_encoder
 from flnoisebench.provenance import commit_of
-from flnoisebench.runtime import AlreadyDone, MethodError, data_digest
+from flnoisebench.runtime import AlreadyDone, MethodError
 from flnoisebench.scenario import Truth
 from flnoisebench.testing import tiny_arrays, tiny_engine, tiny_run
 

@@ -13,7 +13,7 @@ from flnoisebench_datasets.folder import Folder
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
 
-from flnoisebench import imagefiles, registry, runtime, scenario, settings
+from flnoisebench import imagefiles, inputs, registry, runtime, scenario, settings
 from flnoisebench.api import map_images, open_map
 from flnoisebench.engine import DeviceImages, Look, images_of
 
@@ -93,7 +93,7 @@ def test_pixels_labels_and_truth_stay_together(images):
     """The noise of the folder is drawn in its own numbering; each client then sees the same images and labels as
     there."""
     run = prepared(images, "folder", noise_changes={"rho": 1.0, "tau": 0.5}, holdout=0.1)
-    drawn, truth = runtime.build_scenario(run.settings.scenario, Folder(), Folder().load(images))
+    drawn, truth = inputs.build_scenario(run.settings.scenario, Folder(), Folder().load(images))
     for m, (side, true) in enumerate(zip(sides(run), true_labels(run), strict=True)):
         seen = images_of(side)
         levels = seen.pixels[seen.rows][:, 0, 4, 4].numpy().astype(int)
@@ -114,7 +114,7 @@ def test_a_split_in_the_folders_numbering_means_the_same_images(images, tmp_path
     split.write_text("index,client\n" + "".join(f"{i},{m}\n" for i, m in enumerate(owner)))
     if manifest:
         spec = settings.resolve_scenario(dataset="folder", clients=2, partition_changes={"file": str(split)})
-        made = runtime.build_scenario(spec, Folder(), Folder().load(images))
+        made = inputs.build_scenario(spec, Folder(), Folder().load(images))
         split = tmp_path / "split.safetensors"
         scenario.save(split, *made)
     run = prepared(images, "folder", partition_changes={"file": str(split)})

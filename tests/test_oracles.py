@@ -10,7 +10,7 @@ import pytest
 import torch
 from command_line import RUN, call, done, only_run, refused, rows
 
-from flnoisebench import records, registry, runtime, scenario
+from flnoisebench import inputs, records, registry, runtime, scenario
 from flnoisebench.scenario.oracle import ORACLES, apply
 from flnoisebench.settings import Settings, resolve
 
@@ -229,7 +229,7 @@ def test_pixels_and_labels_stay_together_and_the_test_images_are_all_there():
     settings = resolve(method="fedavg", oracle="clean-samples", clients=5, holdout=0.2)
     run = runtime.prepare(settings, data_root=Path(), out=Path(), device="cpu")
     whole = registry.load_dataset("digits").load(Path())
-    scene, truth = runtime.build_scenario(settings.scenario, registry.load_dataset("digits"), whole)
+    scene, truth = inputs.build_scenario(settings.scenario, registry.load_dataset("digits"), whole)
     kept, _, cleaned, _ = apply("clean-samples", scene, truth)
     assert len(kept) < 1438
     kept = torch.tensor(kept)
@@ -244,7 +244,7 @@ def test_a_scenario_and_arrays_that_the_caller_has_are_as_good_as_loaded_ones(tm
     settings = resolve(method="fedavg", oracle="centralised-clean", clients=5, rounds=1, draw=1)
     data = registry.load_dataset("digits")
     arrays = data.load(Path())
-    scene = runtime.build_scenario(settings.scenario, data, arrays)
+    scene = inputs.build_scenario(settings.scenario, data, arrays)
     digests = [
         runtime.prepare(settings, data_root=Path(), out=tmp_path / name, device="cpu", **had).execute().digest
         for name, had in (("loaded", {}), ("had", {"arrays": arrays, "scene": scene}))

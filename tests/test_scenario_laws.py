@@ -9,7 +9,7 @@ import pytest
 import torch
 from command_line import call, done, refused
 
-from flnoisebench import registry, runtime, scenario
+from flnoisebench import inputs, registry, scenario
 from flnoisebench.api import Arrays, Dataset
 from flnoisebench.evaluation import Judge
 from flnoisebench.scenario import (
@@ -302,7 +302,7 @@ def open_set(monkeypatch, tmp_path):
     noise = Noise(**ALL, tau=0.3, target="open-set", foreign="colour")
     spec = ScenarioSpec(dataset="gray", noise=noise, noise_name="open-set", partition=Partition(law="iid"), clients=5)
     data, arrays = Gray(), Gray().load(tmp_path)
-    scene, truth = runtime.build_scenario(spec.model_copy(update={"holdout": 0.2}), data, arrays, tmp_path)
+    scene, truth = inputs.build_scenario(spec.model_copy(update={"holdout": 0.2}), data, arrays, tmp_path)
     return data, arrays, scene, truth, tmp_path
 
 
@@ -312,11 +312,11 @@ def test_open_set_noise_keeps_labels_and_changes_images(open_set):
     intruders = truth.foreign >= 0
     assert intruders.mean() == pytest.approx(0.3, abs=0.1)
     assert (truth.true == np.where(intruders, -1, arrays.train_labels.numpy())).all()
-    shown = runtime.with_foreign(arrays, scene, truth, root).train_images
+    shown = inputs.with_foreign(arrays, scene, truth, root).train_images
     luma = (299 * 200 + 587 * 100 + 114 * 50 + 500) // 1000
     assert (shown[torch.as_tensor(intruders)] == luma).all()
     assert torch.equal(shown[torch.as_tensor(~intruders)], arrays.train_images[torch.as_tensor(~intruders)])
-    assert runtime.check_scenario(scene, truth, data, arrays, root) == []
+    assert inputs.check_scenario(scene, truth, data, arrays, root) == []
     facts = summary(scene, truth)
     assert facts["realised_rate"] == intruders.mean()
     assert facts["expected_rate"] == pytest.approx(0.3)
@@ -329,7 +329,7 @@ def test_an_intruder_is_wrong_whatever_it_is_called_and_no_oracle_or_validation_
     trained = ~scene.held_out
     judge = Judge(scene, truth)
     assert judge.noise_before() == pytest.approx(100 * (truth.foreign >= 0)[trained].mean(), abs=1e-3)
-    images, labels = runtime.evaluation_set("validation", arrays, scene, truth)
+    images, labels = inputs.evaluation_set("validation", arrays, scene, truth)
     assert len(images) == len(labels) == (scene.held_out & (truth.foreign < 0)).sum()
     assert labels.min() >= 0
     for name in ("clean-samples", "centralised-clean"):
@@ -345,13 +345,13 @@ def test_the_foreign_images_are_part_of_a_scenarios_digests_and_of_its_file(open
     scenario.save(tmp_path / "a", scene, truth)
     back = scenario.load(tmp_path / "a")
     assert np.array_equal(back[1].foreign, truth.foreign)
-    assert runtime.check_scenario(*back, data, arrays, root) == []
-    other = runtime.build_scenario(scene.spec.model_copy(update={"draw": 1}), data, arrays, root)
+    assert inputs.check_scenario(*back, data, arrays, root) == []
+    other = inputs.build_scenario(scene.spec.model_copy(update={"draw": 1}), data, arrays, root)
     assert scene.digests["foreign"] != other[0].digests["foreign"]
     moved = truth.foreign.copy()
     moved[truth.foreign >= 0] = 0
     forged = scenario.Truth(truth.true, truth.noisy, truth.nominal, foreign=moved)
-    assert any("foreign images" in problem for problem in runtime.check_scenario(scene, forged, data, arrays, root))
+    assert any("foreign images" in problem for problem in inputs.check_scenario(scene, forged, data, arrays, root))
 
 
 def test_an_image_stands_in_one_place_only_while_there_are_enough():
@@ -368,9 +368,9 @@ def test_an_image_stands_in_one_place_only_while_there_are_enough():
 def test_foreign_images_are_fitted_by_hand():
     grey = torch.tensor([[[[10, 30], [50, 70]]]], dtype=torch.uint8)
     colour = torch.zeros(1, 3, 2, 2, dtype=torch.uint8)
-    assert runtime.fitted(grey, colour).tolist() == grey.expand(1, 3, 2, 2).tolist()
-    assert runtime.fitted(colour, grey).shape == grey.shape
-    assert runtime.fitted(grey, torch.zeros(1, 1, 1, 1, dtype=torch.uint8)).tolist() == [[[[40]]]]
+    assert inputs.fitted(grey, colour).tolist() == grey.expand(1, 3, 2, 2).tolist()
+    assert inputs.fitted(colour, grey).shape == grey.shape
+    assert inputs.fitted(grey, torch.zeros(1, 1, 1, 1, dtype=torch.uint8)).tolist() == [[[[40]]]]
 
 
 # ------------------------------------------------------------------------------------------------ mixtures

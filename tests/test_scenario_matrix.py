@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from flnoisebench import registry, runtime, scenario
+from flnoisebench import inputs, registry, runtime, scenario
 from flnoisebench.api import Arrays
 from flnoisebench.engine import Lane
 from flnoisebench.scenario import NOISE_PRESETS, Noise
@@ -143,15 +143,15 @@ def tried(name: str, partition: str, noise: str, tmp_path: Path) -> None:
         changes=["protocol.model=mlp"], protocol="digits",
     )  # fmt: skip
     run = runtime.prepare(settings, data_root=tmp_path, out=tmp_path, device="cpu", executor="serial")
-    scene, truth = runtime.build_scenario(settings.scenario, data, arrays, tmp_path)
-    assert runtime.check_scenario(scene, truth, data, arrays, tmp_path) == []
+    scene, truth = inputs.build_scenario(settings.scenario, data, arrays, tmp_path)
+    assert inputs.check_scenario(scene, truth, data, arrays, tmp_path) == []
     assert scene.digests == run.scene.digests
 
-    shown = runtime.with_foreign(arrays, scene, truth, tmp_path).train_images
+    shown = inputs.with_foreign(arrays, scene, truth, tmp_path).train_images
     own = arrays.train_images if truth.foreign is None else None
     assert own is None or shown is own
     lane = Lane(run.engine)
-    order = np.arange(n) if data.published_order else runtime._shuffle(n)
+    order = np.arange(n) if data.published_order else inputs.image_order(n)
     reached = np.full(n, -1)
     for m in range(CLIENTS):
         client = lane.client(m, None, 0, 0)

@@ -19,7 +19,7 @@ from command_line import SCRIPT, done
 
 distributed = pytest.importorskip("distributed")
 
-from flnoisebench import grid, registry, runtime, sweep  # noqa: E402
+from flnoisebench import grid, inputs, registry, runtime, sweep  # noqa: E402
 from flnoisebench.api import MissingData  # noqa: E402
 from flnoisebench.checkpoint import Checkpoint  # noqa: E402
 from flnoisebench.settings import from_options  # noqa: E402
@@ -334,7 +334,7 @@ NOWHERE = SimpleNamespace(name="nowhere", lasting=False)  # has no open
 
 def test_every_data_set_is_loaded_and_every_scenario_drawn_once_before_anything_runs(tmp_path, monkeypatch):
     counts = {"load": 0, "draw": 0}
-    load, draw = registry.load_dataset("digits").load, runtime.build_scenario
+    load, draw = registry.load_dataset("digits").load, inputs.build_scenario
 
     def counting(what, function):
         def counted(*arguments, **options):
@@ -344,7 +344,7 @@ def test_every_data_set_is_loaded_and_every_scenario_drawn_once_before_anything_
         return counted
 
     monkeypatch.setattr(type(registry.load_dataset("digits")), "load", staticmethod(counting("load", load)))
-    monkeypatch.setattr(runtime, "build_scenario", counting("draw", draw))
+    monkeypatch.setattr(inputs, "build_scenario", counting("draw", draw))
     runs = [settings(2, seed, draw=draw) for seed in (0, 1) for draw in (0, 1)]
     found = sweep.identities(runs, tmp_path)
     assert counts == {"load": 1, "draw": 2}

@@ -14,7 +14,7 @@ from flnoisebench.api import MissingData
 from flnoisebench.cli import console
 from flnoisebench.cli import options as opt
 from flnoisebench.cli.console import line, percent
-from flnoisebench.runtime import build_scenario, check_scenario, with_foreign
+from flnoisebench.inputs import build_scenario, check_scenario, with_foreign
 from flnoisebench.scenario import pictures
 from flnoisebench.settings import resolve_scenario, scenario_changes
 
