@@ -18,7 +18,7 @@ def read(name: str) -> dict[str, Any]:
     """The file's content: the fields of Protocol, and ``about``.  Raises UnknownName with near misses."""
     if name not in names():
         raise unknown("protocol", name, names())
-    return tomllib.loads(resources.files(__name__).joinpath(f"{name}.toml").read_text())
+    return tomllib.loads(resources.files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def load(name: str) -> Protocol:
