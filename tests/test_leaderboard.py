@@ -843,3 +843,29 @@ def test_the_documented_tables_are_the_leaderboards(dataset, head, at, methods):
         judged = ((row.clients_precision, row.clients_recall), (row.samples_precision, row.samples_recall))
         wanted = [f"{found:.0f} / {share:.0f}" for found, share in judged if found is not None]
         assert [cell for cell in cells if " / " in cell] == wanted, cells[0]
+
+
+def test_the_methods_table_of_the_readme_is_the_leaderboards():
+    """Every cell, and in bold the best of each column among the methods that it shows."""
+    root = Path(__file__).resolve().parents[1]
+    columns = {
+        "digits": ("digits", "fedcova-sym", 0.6, 0.7, "common"),
+        "digits, tuned": ("digits", "fedcova-sym", 0.6, 0.7, "tuned"),
+        "digits asymmetric, tuned": ("digits", "fedcova-asym", 0.6, 0.5, "tuned"),
+        "Fashion-MNIST": ("fashion-mnist", "fedcova-sym", 0.6, 0.7, "common"),
+        "CIFAR-10, 120 rounds": ("cifar10", "fedcova-sym", 0.6, 0.7, "common"),
+    }
+    text = (root / "README.md").read_text(encoding="utf-8")
+    head, _, *lines = text[text.index("| method | digits |") :].split("\n\n")[0].splitlines()
+    names, *shown = ([line.split("|")[i].strip() for line in (head, *lines)] for i in range(1, len(columns) + 2))
+    for (name, *cells), where in zip(shown, columns.values(), strict=True):
+        assert where == columns[name]
+        means = {
+            row.title: (row.accuracy_mean, row.accuracy_std_seeds)
+            for row in board.read(root / "leaderboards", where[0])[0]
+            if (row.dataset, row.noise, row.rho, row.tau, row.track) == where and row.n > 1 and not row.changed
+        }
+        best = max(names[1:], key=lambda title: means.get(title, (0.0,))[0])
+        for title, cell in zip(names[1:], cells, strict=True):
+            wanted = f"{means[title][0]:.1f} ± {means[title][1]:.1f}" if title in means else ""
+            assert cell == (f"**{wanted}**" if title == best else wanted), (name, title)
