@@ -580,6 +580,7 @@ def test_networks_of_different_names_are_independent():
     client = side()
     one, two = client.model(None, "one"), client.model(None, "two")
     before = weights(two)
+    assert not torch.equal(before["1.weight"], weights(one)["1.weight"])  # they start apart
     client.fit(one, cross_entropy)
     assert all(torch.equal(before[name], value) for name, value in weights(two).items())
     assert not torch.equal(before["1.weight"], weights(one)["1.weight"])

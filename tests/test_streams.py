@@ -3,11 +3,15 @@
 import hashlib
 import itertools
 
+import fixture_methods as fixtures
 import numpy as np
 import pytest
 import torch
 
+from flnoisebench import streams
+from flnoisebench.engine import Lane, Look
 from flnoisebench.streams import numpy_stream, seed_of, torch_stream
+from flnoisebench.testing import tiny_engine
 
 PINNED_SEED = 4942253032914669042
 PINNED_ORDER = [1, 5, 4, 3, 2, 0]
@@ -25,6 +29,32 @@ def test_published_numbers_keep_coming():
     assert seed_of(0, "init", None, 0, 0, "x") == PINNED_SEED
     assert torch.randperm(6, generator=torch_stream("scenario", "digits", 0)).tolist() == PINNED_ORDER
     assert numpy_stream("scenario", "digits", 0).integers(0, 1000, 4).tolist() == PINNED_INTEGERS
+
+
+def test_whatever_a_side_draws_has_a_stream_of_its_own_under_the_name_that_it_always_had(monkeypatch):
+    """Pinned too: an order that is not apart from the crops, or a name that changes, changes every result."""
+    look = Look((0.5,), (0.25,), 2, True)
+    lane = Lane(tiny_engine(fixtures.Averaging(), look=look, seed=7))
+    taken = []
+    monkeypatch.setattr(streams, "seed_of", lambda *names: taken.append(names) or seed_of(*names))
+    client, server = lane.client(1, None, 4, 2), lane.server(4, 2, "plan")
+    network = client.model()
+    client.model(None, "peer"), client.rng("x"), client.seed("x")
+    client.fit(network, fixtures.cross_entropy, epochs=2, views=2, streams={"more": {}})
+    client.apply(lambda batch: batch.x, view="train")
+    server.cohort(), server.model(None, "other"), server.rng("x")
+    own, servers = (7, "client", 1, 4, 2), (7, "plan", None, 4, 2)
+    epochs = list(itertools.product((0, 1), ("order", "augment")))
+    assert sorted(taken, key=str) == sorted(
+        [
+            (*own, "main", "init"), (*own, "peer", "init"), (*own, "rng/x"), (*own, "seed/x"),
+            *((*own, "fit/fit", *epoch) for epoch in epochs),
+            *((*own, "fit/fit", "other", "more", *epoch) for epoch in epochs),
+            (*own, "apply/apply", 0, "augment"),
+            (*servers, "cohort/cohort"), (*servers, "other", "init"), (*servers, "rng/x"),
+        ],
+        key=str,
+    )  # fmt: skip
 
 
 def test_names_that_read_alike_are_different_streams():
