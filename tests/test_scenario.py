@@ -58,6 +58,31 @@ DRAWS = [  # preset; the partition's digest under three laws; the labels' digest
     ("dividemix-asym", "a291466d ac615ba2 4e688f49", "813353836c55"),
     ("coteaching-pair", "a291466d ac615ba2 4e688f49", "45ba874b1c40"),
 ]
+LATER_LAWS = {"shards": "65455b89", "classes": "69f725a1", "quantity": "bd833486"}  # the partition's digest
+LATER_DRAWS = {  # preset: the labels' digest, or that of the images that intrude; human labels are nobody's draw
+    "fedcova-sym-stratified": "89d4c67e63c4",
+    "fedcova-paper-27.5": "e88f121b62bf",
+    "fedcova-paper-34.4": "a5591f7978bf",
+    "fedcova-paper-40.3": "a6bd76b2cfc1",
+    "fedcorr-legacy": "f3477be8ffae",
+    "fednoisy-asym": "137a17c0e30e",
+    "fednoisy-asym-legacy": "b527a820ea62",
+    "fednoisy-local-asym": "5423b6800a80",
+    "fnbench-pair": "2aed296b08d9",
+    "fedned-beta-legacy": "c92ec9a2d5d9",
+    "mnist-asym": "43dfa64b2d15",
+    "cifar100-asym": "6e5e8fc5e341",
+    "cifar100-superclass": "87dca396bde9",
+    "instance": "b25152a81694",
+    "open-set": "25ab366472d8",
+    "mixed": "dbbb5f2cbcac",
+    "cifar10n-aggre-twin": "d2f894dd4b13",
+    "cifar10n-random1-twin": "d2f894dd4b13",
+    "cifar10n-random2-twin": "d2f894dd4b13",
+    "cifar10n-random3-twin": "d2f894dd4b13",
+    "cifar10n-worse-twin": "d2f894dd4b13",
+    "cifar100n-twin": "afd42ad89a9e",
+}
 SLUG = "fedcova-sym-rho0.6-tau0.7_bernoulli-dirichlet-p0.5-alpha5_m20_holdout0.1_669e52"
 DRAWN = ["iid", "dirichlet", "bernoulli-dirichlet", "shards", "classes", "quantity"]
 EASY = Partition(p=0.9)  # every client holds several classes
@@ -104,6 +129,24 @@ def test_the_draws_of_published_presets_stay_as_they_are():
             built, _ = scenario(name, labels=labels, partition=Partition(law=law, p=0.9), draw=2)
             assert built.digests["partition"].startswith(its_sha), (name, law)
         assert built.digests["labels"].startswith(labels_sha), name
+
+
+def test_the_draws_of_later_presets_laws_and_hold_outs_stay_as_they_are_too():
+    labels = np.arange(4000) * 7 % 10
+    assert {*LATER_LAWS, "iid", "dirichlet", "bernoulli-dirichlet"} == set(DRAWN)
+    for law, its_sha in LATER_LAWS.items():
+        built, _ = scenario("clean", labels=labels, partition=Partition(law=law), draw=2)
+        assert built.digests["partition"].startswith(its_sha), law
+    people = {name for name, (law, _) in NOISE_PRESETS.items() if law.target == "human"}
+    assert {*LATER_DRAWS, *people, "given", *(name for name, *_ in DRAWS)} == set(NOISE_PRESETS)  # a new one is pinned
+    for name, its_sha in LATER_DRAWS.items():
+        law, true, classes, sources = world(name)
+        spec = ScenarioSpec(dataset="d", noise=law, noise_name=name, partition=EASY, draw=2)
+        built, truth = build(spec, true, classes, "sha of the data", sources=sources)
+        drawn = built.given if truth.foreign is None else truth.foreign
+        assert manifest.digest(drawn).startswith(its_sha), name
+    held, _ = scenario(labels=labels, holdout=0.1, draw=2)
+    assert manifest.digest(held.held_out).startswith("76e0a38c3754")
 
 
 def test_the_names_of_earlier_scenarios_stay_as_they_are():
