@@ -1,12 +1,14 @@
 """What scenarios promise: partitions that lose nobody's sample, noise that follows its law, manifests that pin both."""
 
 import dataclasses
+import itertools
 import os
 import re
 import time
 import timeit
 import tracemalloc
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,6 +31,7 @@ from flnoisebench.scenario import (
     manifest,
     mean_rate,
     noise_from,
+    partition,
     pinned,
     read_split,
     save,
@@ -279,6 +282,15 @@ def test_a_minimum_that_is_never_met_is_an_error_with_numbers():
     with pytest.raises(ValueError, match=r"smallest client had at most \d+ samples, and min_size=480.*raise alpha"):
         split(Partition(law="dirichlet", alpha=0.1, min_size=480), CIFAR, 10, 100, STREAM)
     assert time.thread_time() - start < 10
+    with pytest.raises(ValueError, match="shards=2 gives a client 2 samples, and min_size=3 are wanted: lower"):
+        split(Partition(law="shards", min_size=3), balanced(150, 10), 10, 50, STREAM)  # a hundred pieces of 1 or 2
+
+
+def test_a_partition_starts_no_further_try_after_five_seconds(monkeypatch):
+    seconds = itertools.count(step=2)
+    monkeypatch.setattr(partition, "time", SimpleNamespace(monotonic=lambda: next(seconds)))  # the third look says 6
+    with pytest.raises(ValueError, match=r"^in 2 tries of the dirichlet partition .* raise alpha, or lower clients"):
+        split(Partition(law="dirichlet", alpha=0.1, min_size=480), CIFAR, 10, 100, STREAM)
 
 
 def holdings(spec: Partition, labels=CIFAR, classes=10, clients=20) -> np.ndarray:
