@@ -969,6 +969,7 @@ RULES: tuple[Rule, ...] = (
         "Stopped at any exchange and resumed, the run ends as if undisturbed.",
         "Keep states plain trees (dict, list, tuple, tensors, numbers, strings): a subclass, or an attribute of one, "
         "does not outlive a stop; numpy's numbers become Python's.",
+        r"is no plain \w+, which it would be after a resume",
         repeatable=True,
     ),
     Rule(

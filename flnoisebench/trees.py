@@ -27,6 +27,7 @@ class TreeError(TypeError):
     """Something that is no tree; the message says where in it."""
 
 
+_PLAIN = (bool, int, float, str)
 _SEQUENCES = (list, tuple)  # isinstance takes a tuple faster than a union, and trees are walked for every client
 
 
@@ -70,13 +71,17 @@ def _gather(tree: Tree, found: list[Any]) -> None:
 
 
 def check(tree: Tree, what: str) -> None:
-    """Raise TreeError, naming the place, unless ``tree`` is one."""
+    """Raise TreeError, naming the place, unless ``tree`` is one.
+
+    Subclasses are refused, but for a dict's (``state_dict`` makes one), which has the digest of the plain dict that it
+    comes back as.  numpy's float64 comes back with another, and a named tuple not at all.
+    """
     if isinstance(tree, dict):
         for key, value in tree.items():
             if not isinstance(key, str):
                 raise TreeError(f"{what}: dict keys must be str, not {type(key).__name__} {key!r}")
             check(value, f"{what}/{key}")
-    elif isinstance(tree, _SEQUENCES):
+    elif type(tree) in _SEQUENCES:
         for i, value in enumerate(tree):
             check(value, f"{what}/{i}")
     elif isinstance(tree, torch.Tensor):
@@ -84,9 +89,16 @@ def check(tree: Tree, what: str) -> None:
             raise TreeError(f"{what}: a plain tensor is wanted, not {type(tree).__name__}")
         if tree.requires_grad:
             raise TreeError(f"{what}: the tensor still carries a gradient; detach it (weights(network) does)")
-    elif not (tree is None or isinstance(tree, bool | int | float | str)):
+    elif tree is not None and type(tree) not in _PLAIN:
+        kind = type(tree).__name__
+        for plain in (*_SEQUENCES, *_PLAIN):
+            if isinstance(tree, plain):
+                raise TreeError(
+                    f"{what}: {kind} is no plain {plain.__name__}, which it would be after a resume: make it one with "
+                    f"{plain.__name__}(...)"
+                )
         raise TreeError(
-            f"{what}: {type(tree).__name__} is no tree "
+            f"{what}: {'numpy.' if kind == 'bool' else ''}{kind} is no tree "
             "(tensor, bool, int, float, str, None, or a dict, list or tuple of those)"
         )
 

@@ -28,7 +28,7 @@ SHORT = {"rounds": 3}  # the wicked show themselves in the first rounds
 
 REFUSED_BY_THE_RUNTIME = [
     wicked.WritesWithTorch, wicked.WritesStateWithTorch, wicked.WritesLateWithTorch, wicked.Closure, wicked.PartialLoss,
-    wicked.Hooked, wicked.NanScores, wicked.FlatScores, wicked.NoDefault,
+    wicked.Hooked, wicked.NanScores, wicked.FlatScores, wicked.NoDefault, wicked.NumpyNumber,
 ]  # fmt: skip
 ONLY_IN_FULL = [wicked.GlobalMemory, wicked.LooksAtProcesses]
 DRAWING = {
@@ -113,7 +113,7 @@ def test_what_the_runtime_refuses_is_reported_under_its_rule_in_the_runtimes_wor
     rule = method.card.title
     words = {
         "immutable": "in place", "capture": "is a closure over mu|must be a plain function, not partial|has a hook",
-        "predictors": "predictor 'main' returned", "constructs": "alpha",
+        "predictors": "predictor 'main' returned", "constructs": "alpha", "resumes": "turns: float64 is no plain float",
     }  # fmt: skip
     report = check(method, **SHORT)
     assert [finding.rule.name for finding in report.failed] == [rule]

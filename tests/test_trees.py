@@ -2,7 +2,9 @@
 
 import json
 import math
+from collections import OrderedDict
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -164,15 +166,27 @@ def test_payload_is_elements_times_item_size_8_a_number_and_utf8_of_a_string():
         ({"a": [0, {1, 2}]}, r"thing/a/1: set is no tree"),
         ({"a": torch.nn.Parameter(torch.zeros(1))}, r"thing/a: the tensor still carries a gradient"),
         ((torch.zeros(1, requires_grad=True) * 2,), r"thing/0: .*gradient"),
-        ({"a": __import__("numpy").zeros(2)}, r"thing/a: ndarray is no tree"),
+        ({"a": np.zeros(2)}, r"thing/a: ndarray is no tree"),
         ({"f": print}, r"thing/f: builtin_function_or_method is no tree"),
-        (__import__("numpy").float32(1), r"thing: float32 is no tree"),
+        (np.float32(1), r"thing: float32 is no tree"),
+        (np.True_, r"thing: numpy\.bool\w* is no tree"),
+        ({"mean": np.float64(1)}, r"thing/mean: float64 is no plain float, .* after a resume: .* float\(\.\.\.\)"),
+        ({"name": np.str_("a")}, r"thing/name: str_ is no plain str"),
+        ([torch.zeros(2, 3).shape], r"thing/0: Size is no plain tuple, .* with tuple\(\.\.\.\)"),
+        ({"split": torch.ones(2).max(0)}, r"thing/split: max is no plain tuple"),  # a named one
     ],
-    ids=range(7),
+    ids=range(12),
 )
 def test_what_is_no_tree_is_refused_and_its_place_named(tree, message):
     with pytest.raises(TreeError, match=message):
         check(tree, "thing")
+
+
+def test_whatever_is_a_tree_comes_back_with_its_digest_a_state_dict_too():
+    found = torch.nn.Linear(2, 1).state_dict()  # an OrderedDict
+    tree = {"w": OrderedDict((name, value.clone()) for name, value in found.items()), "n": [1, 2.5, (True, "a")]}
+    check(tree, "thing")
+    assert digest(from_bytes(to_bytes(tree))) == digest(tree)
 
 
 def test_the_first_value_that_is_not_finite_is_found_by_its_path():
