@@ -276,7 +276,8 @@ class Claims:
 @dataclass(frozen=True)
 class Reply:
     """A client's answer: what it uploads (finite), its own next state (KEEP: unchanged), metrics (numbers for the
-    record, averaged over the cohort by size) and claims."""
+    record, averaged over the cohort by size) and claims.  The upload alone travels and counts as bytes: no server sees
+    metrics or claims."""
 
     upload: Tree = None
     state: Tree = KEEP

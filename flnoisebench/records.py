@@ -94,7 +94,7 @@ class RoundRecord(Config):
     metrics: dict[str, float] = Field(..., why="what clients reported, averaged by size; finite values only")
     diagnostics: dict[str, float] = Field(..., why="the method's own, of the server's state; finite values only")
     notes: dict[str, Any] = Field(..., why="what the method wrote down")
-    bytes_up: int = Field(..., ge=0, unit="bytes", why="payload of all uploads")
+    bytes_up: int = Field(..., ge=0, unit="bytes", why="payload of all uploads, without metrics and claims")
     bytes_down: int = Field(..., ge=0, unit="bytes", why="payload of all messages")
     images: dict[str, int] = Field(..., why="trained, passed (without gradient), skipped (last batch)")
     seconds: dict[str, float] = Field(

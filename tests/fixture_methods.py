@@ -376,6 +376,20 @@ class Claiming(Averaging):
         return {"norm": float(sum(value.double().square().sum() for value in state.values()))}
 
 
+class Speaking(Averaging):
+    """What a server says with its plan, and clients that say how many samples they have."""
+
+    card = card("speaking")
+
+    def plan(self, state, server):
+        server.claim([0])
+        server.note(planned=server.round)
+        return super().plan(state, server)
+
+    def client(self, task, message, client):
+        return Reply(super().client(task, message, client).upload, metrics={"size": client.size})
+
+
 class Whole(Averaging):
     """A bit of everything that a commit must hold: two exchanges, cohorts, client states, claims, metrics, notes."""
 

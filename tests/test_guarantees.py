@@ -684,6 +684,11 @@ def test_guarantee_5_private_additions_and_every_exchange_count(finish):
         assert (record.bytes_down, record.bytes_up) == (down, up)
 
 
+def test_guarantee_5_what_only_the_record_gets_costs_nothing(finish):
+    _, rounds, _ = finish(fixtures.Claiming)  # with metrics, claims about every sample, a state and notes
+    assert {(record.bytes_down, record.bytes_up) for record in rounds} == {(3 * MLP, 3 * MLP)}
+
+
 def test_guarantee_5_buffers_travel_too(finish):
     _, rounds, _ = finish(fixtures.Norm, rounds=1)
     assert rounds[0].bytes_up == 3 * (MLP + 4 * 128 * 4 + 8)  # weight, bias, mean, variance; an int64 counter

@@ -249,6 +249,16 @@ def test_claims_and_notes_reach_the_record_and_the_card_decides_what_is_told(fin
     assert rounds[0].diagnostics["norm"] > 0
 
 
+def test_what_the_plan_claims_and_notes_counts_too_and_a_metric_is_a_mean_over_samples(finish):
+    _, rounds, run = finish(fixtures.Speaking, partition={"law": "dirichlet", "alpha": 1.0})
+    sizes = [len(run.scene.positions(client)) for client in range(3)]
+    assert len(set(sizes)) > 1
+    for record in rounds:
+        assert record.metrics["size"] == pytest.approx(sum(n * n for n in sizes) / 72)
+        assert record.judged["clients_recall"] == pytest.approx(100 / 3, abs=1e-4)  # one of three, all of them noisy
+        assert record.notes == {"planned": record.round}
+
+
 def test_pre_drawn_masks_that_mask_nothing_leave_plain_cross_entropy_and_too_few_rows_are_refused():
     engine = tiny_engine(fixtures.Masked())
     draw = {"weight": torch.ones(3), "mask": torch.ones(3, 8, 1, 8, 8), "shift": torch.zeros(3, dtype=torch.int64)}
