@@ -227,7 +227,8 @@ def first_non_finite(tree: Tree) -> str | None:
 # A digest must be cheap beside training: hashing 20 uploads of a ResNet-18 with SHA-256 costs more than the
 # round (0.9 GB).  So a tree's tensors are first reduced where they lie to two sums of their 32-bit words times keys, in
 # integer arithmetic (exact and order-free, so the same on every device), and only those go through SHA-256.  Keys are
-# odd and well spread, one for each place in the tree, so no word can change unseen and no two can change places.
+# odd and well spread, one for each place in the tree, so no single word can change unseen, and words that change places
+# are seen as other changes of several are: see ``digest``.
 _KEYS: dict[torch.device, torch.Tensor] = {}  # int32 [2, the longest seen so far], made once a device
 _LAID: OrderedDict[Any, torch.Tensor] = OrderedDict()  # int32 [2, words]: keys in the order of a layout's vector
 _MOST_LAID = 16
@@ -302,9 +303,12 @@ def _fingerprint(of: list[tuple[str, Any]]) -> torch.Tensor | None:
 
 
 def digest(tree: Tree) -> str:
-    """64 hex digits that change when any bit, shape, type or name in the tree does (but for a chance of 2^-60).
+    """64 hex digits that change when any single word, shape, type or name in the tree does, and when several words do
+    but for a chance: 2^-60 where they differ in their low bits, as results of another arithmetic do.
 
-    Against accidents, not adversaries.  Floats compare by their bits, so -0.0 and 0.0 differ.
+    Where they differ in their highest bits alone the chance is larger, for a product with a key keeps the zeros below:
+    of two floats that change nothing but their signs, one pair in four stays unseen (of an odd number, none).  Against
+    accidents, not adversaries.  Floats compare by their bits, so -0.0 and 0.0 differ.
     """
     return digests([tree])[0]
 
