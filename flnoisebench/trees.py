@@ -131,9 +131,21 @@ def to(tree: Tree, device: torch.device | str) -> Tree:
 
 
 def on(tree: Tree, device: torch.device) -> Tree:
-    """The tree itself where all its tensors are on ``device``, which is cheap to find; else ``to``."""
-    elsewhere = any(isinstance(leaf, torch.Tensor) and leaf.device != device for leaf in values(tree))
-    return to(tree, device) if elsewhere else tree
+    """The tree itself where its tensors are on ``device`` and without gaps, as they come back from bytes; else a copy
+    that is so.  The order of a sum, and so its last bits, depends on how a tensor lies."""
+    tensors = [leaf for leaf in values(tree) if isinstance(leaf, torch.Tensor)]
+    if any(leaf.device != device for leaf in tensors):
+        tree = to(tree, device)
+    if all(leaf.is_contiguous() or _laid(leaf) for leaf in tensors):
+        return tree
+    return map_tensors(lambda leaf: leaf if _laid(leaf) else leaf.contiguous(), tree)
+
+
+def _laid(tensor: torch.Tensor) -> list[int] | None:
+    """The order of dimensions in which the tensor lies in memory without gaps; None where it has some."""
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda dim: -strides[dim])
+    return order if tensor.permute(order).is_contiguous() else None
 
 
 def nbytes(tree: Tree) -> int:
@@ -346,7 +358,7 @@ def writes(tree: Tree) -> int:
 
 
 def to_bytes(tree: Tree) -> bytes:
-    """The tree as one safetensors file; equal trees, filled in the same order, give equal bytes."""
+    """The tree as one safetensors file; equal trees, filled in the same order and laid out alike, give equal bytes."""
     check(tree, "tree")
     tensors: dict[str, torch.Tensor] = {}
 
@@ -358,9 +370,10 @@ def to_bytes(tree: Tree) -> bytes:
             return {type(node).__name__: [encode(item) for item in node]}
         if isinstance(node, torch.Tensor):
             name = f"{len(tensors):06d}"
+            order = None if node.is_contiguous() else _laid(node)
             # clone: safetensors refuses tensors that share storage, such as two views of one parameter
-            tensors[name] = node.detach().cpu().contiguous().clone()
-            return {"tensor": name}
+            tensors[name] = (node if order is None else node.permute(order)).detach().cpu().contiguous().clone()
+            return {"tensor": name} if order is None else {"permuted": [name, order]}
         return node
 
     skeleton = json.dumps(encode(tree), separators=(",", ":"))
@@ -378,6 +391,9 @@ def from_bytes(data: bytes) -> Tree:
             return {key: decode(item) for key, item in value}
         if kind == "tensor":
             return tensors[value]
+        if kind == "permuted":
+            name, order = value
+            return tensors[name].permute(sorted(range(len(order)), key=order.__getitem__))
         return {"list": list, "tuple": tuple}[kind](decode(item) for item in value)
 
     try:

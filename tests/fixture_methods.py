@@ -390,6 +390,31 @@ class Speaking(Averaging):
         return Reply(super().client(task, message, client).upload, metrics={"size": client.size})
 
 
+class Laid(Averaging):
+    """Tensors that lie in memory in another order, or with gaps: the last bits of a sum over them depend on it."""
+
+    card = card("laid")
+
+    def init(self, server):
+        values = torch.rand(64, 50, generator=server.rng("values"))
+        return {"w": weights(server.model()), "turned": values.t(), "gaps": values[:, :33], "sums": []}
+
+    def plan(self, state, server):
+        return Plan("train", server.cohort(), {name: state[name] for name in ("w", "turned", "gaps")})
+
+    def client(self, task, message, client):
+        reply = super().client(task, message["w"], client)
+        return Reply({"w": reply.upload, "sum": message["turned"].sum() + message["gaps"].sum()})
+
+    def aggregate(self, state, uploads, server):
+        w = average([upload.content["w"] for upload in uploads], [upload.size for upload in uploads])
+        sums = [uploads[0].content["sum"], state["turned"].sum(), state["gaps"].sum()]
+        return {**state, "w": w, "sums": sums}
+
+    def predictors(self, state, server):
+        return super().predictors(state["w"], server)
+
+
 class Whole(Averaging):
     """A bit of everything that a commit must hold: two exchanges, cohorts, client states, claims, metrics, notes."""
 

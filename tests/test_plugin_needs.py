@@ -27,6 +27,7 @@ NEEDS = [
     fixtures.Masked,
     fixtures.PublicTraining,
     fixtures.Claiming,
+    fixtures.Laid,
     fixtures.Whole,
     fixtures.Norm,
 ]

@@ -215,6 +215,23 @@ def test_writing_in_place_is_noticed():
     assert writes(tree) > before
 
 
+def test_a_tensor_lies_in_memory_as_it_did_and_without_gaps_where_it_had_some():
+    values = torch.rand(64, 50, generator=torch.Generator().manual_seed(0))
+    images = torch.rand(4, 3, 5, 6).contiguous(memory_format=torch.channels_last)
+    tree = {"turned": values.t(), "images": images, "plain": values, "cube": torch.rand(2, 3, 4).permute(2, 0, 1)}
+    back = from_bytes(to_bytes(tree))
+    for name, tensor in tree.items():
+        assert torch.equal(back[name], tensor)
+        assert back[name].stride() == tensor.stride(), name
+    assert back["turned"].sum() == values.t().sum()
+    assert trees.on(tree, values.device) is tree
+    gaps = {"part": values[:, :33], "spread": torch.ones(1).expand(4), **tree}
+    packed = trees.on(gaps, values.device)
+    assert [packed[name].stride() for name in ("part", "spread")] == [(33, 1), (1,)]
+    assert all(packed[name] is tensor for name, tensor in tree.items())
+    assert same(from_bytes(to_bytes(packed)), gaps)
+
+
 def test_tensors_that_share_memory_are_written_apart():
     base = torch.arange(6.0)
     back = from_bytes(to_bytes({"all": base, "part": base[2:4], "same": base}))
