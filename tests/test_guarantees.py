@@ -31,7 +31,7 @@ from flnoisebench_methods.fedavg import FedAvg
 from stopping import Stop
 
 import flnoisebench
-from flnoisebench import checkpoint, records, registry, trees
+from flnoisebench import checkpoint, evaluation, records, registry, runtime, trees
 from flnoisebench.api import average, weights
 from flnoisebench.checkpoint import Busy, Checkpoint, Damaged
 from flnoisebench.engine import Lane, initialised
@@ -567,6 +567,18 @@ def test_guarantee_4_other_clients_data_do_not_change_an_upload():
         uploads.append(trees.digest(control.reply.upload))
     assert uploads[0] == uploads[2]
     assert uploads[1] != uploads[3]
+
+
+def test_guarantee_4_the_digest_covers_states_uploads_and_predictions(tmp_path, monkeypatch):
+    def chained(before="a", server=0, client=1, upload=2, state=3):
+        outcome = types.SimpleNamespace(client=client, reply=types.SimpleNamespace(upload=upload), state=state)
+        return runtime._chained(before, {"x": server}, [outcome])
+
+    others = [chained(**{name: 9}) for name in ("server", "client", "upload", "state")]
+    assert len({chained(), chained("b"), *others}) == 6
+    plain = tiny_run(fixtures.Averaging, tmp_path / "plain").execute()
+    monkeypatch.setattr(evaluation, "prediction_digest", lambda scores: "others")
+    assert tiny_run(fixtures.Averaging, tmp_path / "others").execute().digest != plain.digest
 
 
 def leads_to_truth(roots, true, parts=()):

@@ -1,6 +1,7 @@
 """Oracles: what each leaves of a scenario, by hand; that a run under one says so everywhere; and that nothing of what
 was there before oracles has moved."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -238,6 +239,25 @@ def test_pixels_and_labels_stay_together_and_the_test_images_are_all_there():
     side = runtime.Lane(run.engine).client(3, None, 0, 0)
     assert torch.equal(side.labels, whole.train_labels[kept][mine])  # given, and right
     assert np.array_equal(run.tested_labels, whole.test_labels.numpy())
+
+
+def test_the_images_that_are_measured_on_are_the_halves_of_the_test_set_or_the_hold_out():
+    arrays = registry.load_dataset("digits").load(Path())
+    arrays = dataclasses.replace(arrays, train_images=arrays.train_images[:8], train_labels=torch.tensor(TRUE))
+    scene, truth = drawn()
+
+    def labels(on):
+        images, found = inputs.evaluation_set(on, arrays, scene, truth)
+        assert len(images) == len(found)
+        return images, found.tolist()
+
+    test = arrays.test_labels.tolist()
+    assert [labels(on)[1] for on in ("test", "test-a", "test-b")] == [test, test[::2], test[1::2]]
+    assert torch.equal(labels("test-b")[0], arrays.test_images[1::2])
+    for on, kind in (("validation", TRUE), ("noisy-validation", GIVEN)):
+        images, found = labels(on)
+        assert found == [kind[i] for i in (1, 5, 6)]
+        assert torch.equal(images, arrays.train_images[[1, 5, 6]])
 
 
 def test_a_scenario_and_arrays_that_the_caller_has_are_as_good_as_loaded_ones(tmp_path):

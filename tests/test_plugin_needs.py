@@ -253,6 +253,8 @@ def test_claims_and_notes_reach_the_record_and_the_card_decides_what_is_told(fin
         pytest.approx(x) for x in (66.6667, 33.3333, 33.3333)
     ]
     assert rounds[0].diagnostics["norm"] > 0
+    silent, _, run = finish(fixtures.Averaging)  # whose card asks for nothing
+    assert silent.told == run.engine.told == {}
 
 
 def test_what_the_plan_claims_and_notes_counts_too_and_a_metric_is_a_mean_over_samples(finish):
