@@ -16,7 +16,7 @@ from flnoisebench.cli.console import curve, percent
 from flnoisebench.cli.run import result_rows
 from flnoisebench.cli.show import last_rounds, plain
 from flnoisebench.leaderboard import Entry
-from flnoisebench.leaderboard.entries import kept_below, runs_below
+from flnoisebench.leaderboard.entries import seen, seen_below
 from flnoisebench.records import Point, RoundRecord, RunResult
 from flnoisebench.settings import Settings, flat
 
@@ -91,14 +91,12 @@ def load_all(places: Iterable[Path]) -> list[Compared]:
     """Each once.  Raises ValueError where a place holds neither a run nor an entry, or one is damaged."""
     found: dict[Path, Compared] = {}
     for place in places:
-        kept = kept_below(place)
-        found |= {path: Compared(path, entry.settings, entry.points, entry) for path, entry in kept.items()}
-        found |= {} if kept else {folder: load(folder) for folder in runs_below([place])}
+        found |= {path: Compared(path, *one) for path, one in seen_below(place).items()}
     return list(found.values())
 
 
 def load(folder: Path) -> Compared:
-    return Compared(folder, records.load_settings(folder), records.load_records(folder), records.result_of(folder))
+    return Compared(folder, *seen(folder))
 
 
 def headline(found: list[Compared]) -> str:

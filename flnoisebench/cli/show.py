@@ -10,14 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-from flnoisebench import records
 from flnoisebench.cli import console
 from flnoisebench.cli.console import curve, duration, line, percent
 from flnoisebench.cli.run import fewer, print_rows
 from flnoisebench.leaderboard import Entry
-from flnoisebench.leaderboard.entries import kept_below, runs_below
+from flnoisebench.leaderboard.entries import Seen, kept_below, runs_below, seen
 from flnoisebench.records import LastRounds, Point, RoundRecord, RunResult
-from flnoisebench.settings import Settings
 
 
 @console.guarded
@@ -33,17 +31,12 @@ def show(
     ] = False,
 ) -> None:
     """Show a finished or unfinished run, or what a leaderboard keeps of one."""
-    settings: Settings
-    rounds: Sequence[RoundRecord | Point]
-    result: RunResult | Entry | None
     if kept := kept_below(folder):
         folder = the_one(kept, folder)
-        result = kept[folder]
-        settings, rounds = result.settings, result.points
+        settings, rounds, result = Seen.of(kept[folder])
     else:
         folder = only_run(folder)
-        settings, rounds = records.load_settings(folder), records.load_records(folder)
-        result = records.result_of(folder)
+        settings, rounds, result = seen(folder)
     if as_json:
         content = {
             "folder": str(folder),

@@ -8,9 +8,9 @@ folder.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import model_validator
 
@@ -266,6 +266,29 @@ def load(path: Path) -> Entry:
 def load_all(leaderboards: Path, dataset: str | None = None) -> list[Entry]:
     """All entries of a leaderboard's folder, or those of one data set, sorted by path."""
     return [load(path) for path in sorted((leaderboards / RESULTS / (dataset or "")).rglob("*.json"))]
+
+
+class Seen(NamedTuple):
+    """A run as far as it has come, or what a leaderboard keeps of it.  result: None while it is unfinished."""
+
+    settings: Settings
+    rounds: Sequence[RoundRecord | Point]
+    result: RunResult | Entry | None
+
+    @classmethod
+    def of(cls, entry: Entry) -> Seen:
+        return cls(entry.settings, entry.points, entry)
+
+
+def seen(folder: Path) -> Seen:
+    """The run of a folder.  Raises ValueError, or FileNotFoundError, where it is damaged."""
+    return Seen(records.load_settings(folder), records.load_records(folder), records.result_of(folder))
+
+
+def seen_below(place: Path) -> dict[Path, Seen]:
+    """Those of ``kept_below`` by file, or else of ``runs_below`` by folder.  Raises ValueError where there is none."""
+    kept = {path: Seen.of(entry) for path, entry in kept_below(place).items()}
+    return kept or {folder: seen(folder) for folder in runs_below([place])}
 
 
 def kept_below(place: Path) -> dict[Path, Entry]:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from flnoisebench import records, registry
+from flnoisebench import registry
 from flnoisebench.leaderboard import Entry, entries
 from flnoisebench.leaderboard.entries import hardware
 from flnoisebench.leaderboard.naming import told_apart
@@ -71,13 +71,7 @@ def load(folders: Iterable[Path]) -> list[Run]:
     is none, or one is damaged."""
     every: dict[Path, Run] = {}
     for top in folders:
-        found: dict[Path, Run] = {}
-        kept = entries.kept_below(top)
-        for path, entry in kept.items():
-            found[path] = Run("", "", entry.settings, entry.points, entry)
-        for place in [] if kept else entries.runs_below([top]):
-            settings = records.load_settings(place)
-            found[place] = Run("", "", settings, records.load_records(place), records.result_of(place))
+        found = {path: Run("", "", *one) for path, one in entries.seen_below(top).items()}
         for path in sorted(found, key=lambda path: _order(path, found[path].settings)):
             every.setdefault(path, found[path])
     return named(every.values())
