@@ -200,9 +200,7 @@ def planned(wanted: Sequence[Settings], out: Path, kept: Sequence[Entry], *, ret
         pace = runs.seconds_a_round(settings, known) or runs.seconds_a_round(settings, elsewhere)
         # one that could not begin has no settings, and no result that would keep the sweep from it
         over = found.status == "complete" or (found.status == "failed" and not retry and bool(found.settings))
-        if found.status == "damaged":  # the sweep refuses it with the same advice, and counts it as failed
-            over = True
-            console.warn(f"not run as it is: {found.problem}")
+        over |= found.status == "damaged"  # the sweep refuses it, and counts it as failed
         rest = 0 if over else settings.protocol.rounds - found.rounds
         rows.append(
             {
@@ -222,6 +220,9 @@ def print_plan(
 ) -> None:
     """A line a run, then the sums.  left_out: how many runs of the grid a leaderboard has.  beside: costs may be those
     of a leaderboard's runs."""
+    for row in rows:
+        if row["problem"]:
+            console.warn(f"not run as it is: {row['problem']}")
     estimated = [row["seconds"] for row in rows if row["seconds"]]
     unknown = sum(row["seconds"] is None for row in rows)
     script = place.job_script() if place is not None and hasattr(place, "job_script") else None
