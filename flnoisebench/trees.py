@@ -136,12 +136,12 @@ def on(tree: Tree, device: torch.device) -> Tree:
     tensors = [leaf for leaf in values(tree) if isinstance(leaf, torch.Tensor)]
     if any(leaf.device != device for leaf in tensors):
         tree = to(tree, device)
-    if all(leaf.is_contiguous() or _laid(leaf) for leaf in tensors):
+    if all(leaf.is_contiguous() or _dense_order(leaf) for leaf in tensors):
         return tree
-    return map_tensors(lambda leaf: leaf if _laid(leaf) else leaf.contiguous(), tree)
+    return map_tensors(lambda leaf: leaf if _dense_order(leaf) else leaf.contiguous(), tree)
 
 
-def _laid(tensor: torch.Tensor) -> list[int] | None:
+def _dense_order(tensor: torch.Tensor) -> list[int] | None:
     """The order of dimensions in which the tensor lies in memory without gaps; None where it has some."""
     strides = tensor.stride()
     order = sorted(range(tensor.dim()), key=lambda dim: -strides[dim])
@@ -370,7 +370,7 @@ def to_bytes(tree: Tree) -> bytes:
             return {type(node).__name__: [encode(item) for item in node]}
         if isinstance(node, torch.Tensor):
             name = f"{len(tensors):06d}"
-            order = None if node.is_contiguous() else _laid(node)
+            order = None if node.is_contiguous() else _dense_order(node)
             # clone: safetensors refuses tensors that share storage, such as two views of one parameter
             tensors[name] = (node if order is None else node.permute(order)).detach().cpu().contiguous().clone()
             return {"tensor": name} if order is None else {"permuted": [name, order]}
