@@ -18,9 +18,10 @@ def loaded():
     return sys.modules[registry.load_method(f"{fixture_methods.__file__}:Averaging").__module__]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def own_device():
-    """Runs see on their devices no run but this module's, whatever else is on this host.  Its name."""
+    """Runs see on their devices no run but this module's, whatever else is on this host: rows and figures keep apart
+    what ran alone from what did not.  Its name."""
     name = f"test-{uuid.uuid4().hex}"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(profiling, "_identity", lambda device: f"{name}{device.index or ''}")

@@ -1005,7 +1005,7 @@ def test_guarantee_7_a_result_says_under_which_commits_and_on_what_its_run_was_c
     assert (result.environment["commit"], result.environment["lanes"]) == ("b" * 40, 2)
 
 
-def test_guarantee_7_a_run_that_went_on_where_it_began_has_no_earlier_environment(tmp_path, own_device):
+def test_guarantee_7_a_run_that_went_on_where_it_began_has_no_earlier_environment(tmp_path):
     interrupted(fixtures.Averaging, tmp_path)
     assert "earlier" not in tiny_run(fixtures.Averaging, tmp_path).execute().environment
 

@@ -241,7 +241,7 @@ def test_what_is_no_commit_is_no_provenance():
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, own_device):
+def runs(tmp_path_factory):
     """Two methods on two draws, two rounds each."""
     out = tmp_path_factory.mktemp("runs")
     for method in ("fedavg", "fedavg-relabel"):
