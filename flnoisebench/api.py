@@ -91,7 +91,7 @@ from flnoisebench.imagefiles import (
     some,
     undecodable,
 )
-from flnoisebench.trees import Tree, map_tensors, to, vectors
+from flnoisebench.trees import Tree, lying_in, map_tensors, to, vectors
 
 __all__ = [
     "IMAGE_SUFFIXES", "KEEP", "READ_SUFFIXES", "Arrays", "Batch", "Card", "Claims", "Client", "Config", "Dataset",
@@ -636,11 +636,9 @@ def average(parts: Sequence[Tree], shares: Sequence[float]) -> Tree:
         raise ValueError(f"average: the shares sum to {total}, so there is nothing to average")
     wholes = [whole for part in parts if (whole := vectors(part)) is not None]
     if len(wholes) == len(parts) and all(whole[0] == wholes[0][0] for whole in wholes):
-        views: dict[int, torch.Tensor] = {}
-        for i, layout in enumerate(wholes[0][0]):
-            mean = _mean([whole[1][i] for whole in wholes], shares, total)
-            views |= {number: mean.as_strided(shape, stride, offset) for number, _, offset, shape, stride in layout}
-        return _filled(parts[0], iter(views[number] for number in sorted(views)))
+        several = zip(*(bases for _, bases in wholes), strict=True)
+        means = {id(bases[0]): _mean(bases, shares, total) for bases in several}
+        return map_tensors(lambda leaf: lying_in(means[id(leaf._base)], leaf), parts[0])
     first = parts[0]
     if isinstance(first, dict):
         return {key: average([part[key] for part in parts], shares) for key in first}
@@ -659,16 +657,6 @@ def _mean(parts: Sequence[torch.Tensor], shares: Sequence[float], total: float) 
     for part, share in zip(parts, shares, strict=True):
         mean.add_(part, alpha=float(share) / total)
     return mean.to(first.dtype)
-
-
-def _filled(tree: Tree, views: Iterator[torch.Tensor]) -> Tree:
-    """The tree with its tensors replaced in the order of ``trees.leaves``."""
-    if isinstance(tree, dict):
-        filled = {key: _filled(tree[key], views) for key in sorted(tree)}
-        return {key: filled[key] for key in tree}
-    if isinstance(tree, list | tuple):
-        return type(tree)(_filled(item, views) for item in tree)
-    return next(views)
 
 
 class OnceABatch:

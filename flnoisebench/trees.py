@@ -121,13 +121,16 @@ def to(tree: Tree, device: torch.device | str) -> Tree:
     moved = {key: base.to(device) for key, base in bases.items()}
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
-        base = tensor._base
-        if base is None or id(base) not in moved:
-            return tensor.to(device)
-        offset = tensor.storage_offset() - base.storage_offset()
-        return moved[id(base)].as_strided(tensor.shape, tensor.stride(), offset)
+        base = moved.get(id(tensor._base))
+        return tensor.to(device) if base is None else lying_in(base, tensor)
 
     return map_tensors(move, tree)
+
+
+def lying_in(vector: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+    """The part of a new vector that ``view`` is of its own: where it lies there, and in its shape."""
+    assert view._base is not None
+    return vector.as_strided(view.shape, view.stride(), view.storage_offset() - view._base.storage_offset())
 
 
 def on(tree: Tree, device: torch.device) -> Tree:

@@ -183,6 +183,19 @@ def test_averages_of_one_piece_equal_averages_tensor_by_tensor():
     assert one["1.num_batches_tracked"] == 2
 
 
+def test_averages_of_one_piece_hold_a_buffer_without_elements():
+    network = torch.nn.Linear(4, 3)
+    network.register_buffer("nothing_yet", torch.empty(0))
+    network.register_buffer("behind", torch.tensor([1.0, 2.0]))
+    part = FlatNetwork(network).copy()
+    found = average([part, {name: 3 * value for name, value in part.items()}], [1, 1])  # tensor by tensor
+    one = average([part, FlatNetwork(network).copy()], [1, 1])
+    assert one["behind"].tolist() == [1, 2]
+    assert found["behind"].tolist() == [2, 4]
+    assert one["nothing_yet"].shape == (0,)
+    assert torch.equal(one["weight"], part["weight"])
+
+
 def test_a_digest_of_one_piece_is_the_digest_of_its_tensors():
     network = build_encoder("resnet18", (3, 32, 32), 10).to(memory_format=torch.channels_last)
     copy = FlatNetwork(network).copy()
