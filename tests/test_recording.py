@@ -77,6 +77,19 @@ def test_a_session_serves_every_client_and_call_of_its_kind():
     assert len(lane._steppers) == 1
 
 
+def test_a_batch_that_is_larger_than_a_chunk_has_room_after_a_smaller_one(monkeypatch):
+    monkeypatch.setattr(steps, "CHUNK_BYTES", 4 * 64 * 5)  # five images, as 256 of 224 x 224 are more than a chunk
+    found = []
+    for static in (False, True):
+        engine = tiny_engine(fixtures.Averaging(), clients=2, positions=[range(4), range(4, 72)])
+        engine.static = static
+        lane = Lane(engine)
+        for client in range(2):  # one batch of 4, then batches of 8
+            side = lane.client(client, None, 1, 0)
+            found.append(side.fit(side.model(), weighted, given={"weight": 1.0}).loss)
+    assert found[:2] == found[2:]
+
+
 def test_what_a_call_brings_reaches_a_remembered_session():
     engine = tiny_engine(fixtures.Averaging(), clients=1, optimiser={"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0})
     engine.static = True

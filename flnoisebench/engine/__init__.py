@@ -212,7 +212,8 @@ class Lane:
                 _remember(self._steppers, (trained, build), stepper)
         static = self.engine.static and stepper.leaves.made_here
         rows = self.engine.largest if images.pixels is self.engine.pixels else images.size
-        key = (loss, trained, build, rows, call.kind()) if static else None
+        room = engine_steps.capacity(call.feed, rows)
+        key = (loss, trained, build, rows, room, call.kind()) if static else None
         session = self._sessions.get(key) if static else None
         if session is None:
             session = engine_steps.make_session(

@@ -98,6 +98,12 @@ class Call:
         )  # fmt: skip
 
 
+def capacity(feed: Feed, rows: int) -> int:
+    """How many images a source of these batches holds at once: an epoch of the largest owner, of ``rows`` images, or as
+    many as fit into CHUNK_BYTES, but always a whole batch."""
+    return max(*feed.sizes, min(rows, CHUNK_BYTES // (4 * max(feed.views, 1) * feed.images.shape.numel())))
+
+
 class Source:
     """One stream of batches: a chunk of an epoch in its shuffled order, and the position up to which it was read.
 
@@ -108,7 +114,7 @@ class Source:
     def __init__(self, feed: Feed, labels: torch.Tensor, *, rows: int, static: bool) -> None:
         """rows: images of the largest owner whose calls share this source."""
         device, shape = feed.images.device, feed.images.shape
-        self.capacity = max(*feed.sizes, min(rows, CHUNK_BYTES // (4 * max(feed.views, 1) * shape.numel())))
+        self.capacity = capacity(feed, rows)
         self.static = static
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
         self._cursor = 0
