@@ -33,8 +33,10 @@ def client_of(engine, id=0, round=0, exchange=0, state=None):
     return Lane(engine).client(id, state, round, exchange)
 
 
-def side(**options):
-    return client_of(tiny_engine(fixtures.Averaging(), **options))
+def side(*, static=False, **options):
+    engine = tiny_engine(fixtures.Averaging(), **options)
+    engine.static = static  # as on a GPU
+    return client_of(engine)
 
 
 # --------------------------------------------------------------------------------------------- cutting batches
@@ -471,10 +473,29 @@ def test_apply_has_no_gradient_and_by_default_no_augmentation():
         client.apply(lambda batch: batch.x, view="test")
 
 
-def test_apply_wants_rows():
-    client = side()
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda batch: batch.x.mean(),
+        lambda batch: batch.x.mean((0, 2, 3)),
+        lambda batch: {"right": batch.index, "wrong": (batch.x[:2],)},
+        lambda batch: (batch.index, None),
+    ],
+)
+def test_apply_wants_rows(function, static):
+    client = side(static=static)
     with pytest.raises(ValueError, match="one row an image"):
-        client.apply(lambda batch: batch.x.mean())
+        client.apply(function)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_apply_to_no_image_gives_no_row(static):
+    client = side(static=static)
+    nobody = torch.zeros(0, dtype=torch.int64)
+    for view in ("plain", "train"):
+        found = client.apply(lambda batch: (batch.index, batch.x.flatten(1)), subset=nobody, view=view, stream=view)
+        assert [list(rows.shape) for rows in found] == [[0], [0, 64]]
 
 
 def test_fit_trains_in_training_mode_and_a_frozen_network_is_in_eval_mode_without_gradient():

@@ -27,7 +27,7 @@ from flnoisebench.engine.flat import FlatNetwork
 from flnoisebench.engine.images import DeviceImages
 from flnoisebench.engine.losses import autocast, unpack
 from flnoisebench.profiling import Meter
-from flnoisebench.trees import Tree
+from flnoisebench.trees import Tree, values
 
 WARM_UP = 3  # steps run before recording: cuDNN picks its algorithms, autograd makes its buffers
 MOST_RECORDINGS = 64  # a session; each keeps its activations' memory
@@ -57,6 +57,18 @@ def describe(tree: Tree) -> Any:
     if isinstance(tree, torch.Tensor):
         return tuple(tree.shape), str(tree.dtype)
     return tree
+
+
+def require_rows(tree: Tree, count: int) -> None:
+    """Raise ValueError unless all of what a function of ``apply`` returned for ``count`` images are tensors of so many
+    rows."""
+    for found in values(tree):
+        if not isinstance(found, torch.Tensor) or found.dim() == 0 or found.shape[0] != count:
+            what = list(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+            raise ValueError(
+                "apply: the function must return tensors with one row an image (or dicts, tuples of them), and of "
+                f"{count} images it returned {what}"
+            )
 
 
 def structure(network: torch.nn.Module) -> tuple[Any, ...]:
@@ -431,6 +443,7 @@ class Pass:
         batch = Batch((self.view,), self.y, self.index, zero, zero, given=self.given, frozen=self.frozen)
         with torch.no_grad(), autocast(self.index.device, self.precision):
             self.result = self.function(batch)
+        require_rows(self.result, self.size)
 
     def __call__(self, view: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> Tree:
         """The rows of the function's trees for up to ``size`` images."""

@@ -12,7 +12,7 @@ from flnoisebench.api import Batch, Fit
 from flnoisebench.engine.batches import draw_looks
 from flnoisebench.engine.images import DeviceImages
 from flnoisebench.engine.losses import autocast
-from flnoisebench.engine.steps import Call
+from flnoisebench.engine.steps import Call, require_rows
 from flnoisebench.trees import Tree
 
 if TYPE_CHECKING:
@@ -58,17 +58,19 @@ def apply(
     """The pass behind ``Side.apply``: rng is None for the plain view."""
     device = images.device
     parts: list[Tree] = []
-    if lane.engine.static:
+    if lane.engine.static and subset.numel():  # of no image there is none to fill a batch up with
         with lane.at_work():
             one_pass = lane.passing(function, images, frozen, given, size=RECORDED_BATCH, precision=precision)
             for index, view in _in_order(images, subset, rng, RECORDED_BATCH):
                 parts.append(one_pass(view, labels.index_select(0, index), index))
             return _joined(parts)
+    zero = torch.zeros((), dtype=torch.int64, device=device)
     with torch.no_grad(), autocast(device, precision):
         for index, view in _in_order(images, subset, rng, APPLY_BATCH):
-            count = torch.tensor(len(parts), device=device)
             y = labels.index_select(0, index)
-            parts.append(function(Batch((view,), y, index, count, count, given=given, frozen=frozen)))
+            part = function(Batch((view,), y, index, zero, zero, given=given, frozen=frozen))
+            require_rows(part, index.numel())
+            parts.append(part)
     return _joined(parts)
 
 
@@ -90,6 +92,4 @@ def _joined(parts: Sequence[Tree]) -> Tree:
         return {key: _joined([part[key] for part in parts]) for key in first}
     if isinstance(first, list | tuple):
         return type(first)(_joined(list(items)) for items in zip(*parts, strict=True))
-    if not isinstance(first, torch.Tensor) or first.dim() == 0:
-        raise ValueError("apply: the function must return tensors with one row an image (or dicts, tuples of them)")
     return torch.cat(list(parts))
