@@ -199,7 +199,8 @@ def carry_out(
             missing.setdefault(run.settings.folder(out), run)
     if workers > 1 and missing:
         outcomes = _swept([run.settings for run in missing.values()], data_root, out, device, workers, retry)
-        return {one.folder: one.failure or "" for one in outcomes if one.status == "failed"}
+        ended = zip(missing, outcomes, strict=True)  # a sweep's own folders are absolute
+        return {folder: outcome.failure or "" for folder, outcome in ended if outcome.status == "failed"}
     for i, (folder, run) in enumerate(missing.items()):
         on_start(i, len(missing), run)
         try:

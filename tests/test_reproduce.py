@@ -216,6 +216,32 @@ def test_a_failed_run_stops_no_other_and_is_shown_as_failed(tmp_path, monkeypatc
     assert reproduce.present(runs, tmp_path)[1].result.status == "complete"
 
 
+def test_a_run_that_fails_and_leaves_no_result_is_said_and_no_success(tmp_path, monkeypatch):
+    """As where its first state fails, or in a sweep all its workers die: nothing in its folder says so."""
+    entry = reproduce.entry("communication", "smoke")
+    (lost,) = [run for run in reproduce.wanted(entry, device="cpu") if run.line == "fedcova"]
+    command = ("reproduce", "communication", "--scale", "smoke", "--device", "cpu", "--out")
+
+    def no_luck(self, server):
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(registry.load_method("fedcova"), "init", no_luck)
+    result = call(*command, tmp_path)
+    assert result.exit_code == 1
+    assert f"failed: {lost.settings.folder(tmp_path)}: FedCova, round 0, exchange 0, init: " in result.stderr
+
+    def swept(runs, *rest):
+        return [
+            SimpleNamespace(status="failed", failure=f"{run.method}: no luck", folder=Path("/absolute")) for run in runs
+        ]
+
+    monkeypatch.setattr(reproduce, "_swept", swept)
+    monkeypatch.chdir(tmp_path)
+    result = call(*command, "out", "--workers", 2)
+    assert result.exit_code == 1
+    assert f"failed: {lost.settings.folder(Path('out'))}: fedcova: no luck" in result.stderr
+
+
 def test_a_result_is_read_before_its_run_and_after_it_and_by_a_dry_run_once(tmp_path, monkeypatch):
     runs = finished(reproduce.entry("communication", "smoke"), tmp_path)
     read, load = [], records.load_result

@@ -88,9 +88,10 @@ def command(
     for one in chosen.values():
         runs = plans[one.name]
         try:
-            reproduce.carry_out(
+            stopped = reproduce.carry_out(
                 runs, data_root=root, out=out, device=device, kept=kept, workers=workers, retry=retry, on_start=_say
             )
+            failed |= {str(folder): failure for folder, failure in stopped.items()}  # not all leave a result
             over = reproduce.present(runs, out, kept)
             failed |= _failed(over, leaderboard)
             lines = reproduce.compared(one, runs, over, data_root=root)
