@@ -155,6 +155,21 @@ def test_sensitivity_shows_the_mean_of_the_last_five_rounds_over_the_setting(run
     assert points.get_ydata().tolist() == [reached[2.0], reached[7.0]]
 
 
+def test_sensitivity_is_drawn_over_settings_that_may_be_none_or_lists(runs):
+    own = of(runs, "fedcova")
+    for over, values in (
+        (("method_settings", "k1"), {"3": 3, "none": None}),
+        (("scenario", "noise", "ids"), {"[0, 2]": (0, 2), "[1]": (1,)}),
+    ):
+        varied = [
+            run._replace(settings=figures._with(run.settings, over, value))
+            for run, value in zip(own, values.values(), strict=True)
+        ]
+        name = ".".join(over).removeprefix("method_settings.").removeprefix("scenario.")
+        axes = figures.draw("sensitivity", varied, name).axes[-1]
+        assert [tick.get_text() for tick in axes.get_xticklabels()] == list(values)
+
+
 def test_costs_are_those_of_a_round(runs):
     figure = figures.draw("costs", of(runs, "fedavg")[:1])
     result = of(runs, "fedavg")[0].result

@@ -9,6 +9,7 @@ Whatever else differs parts them: what is of the scenario into panels, all else 
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -154,7 +155,7 @@ def setting(settings: Settings, name: str) -> Any:
         "clients": scene.clients,
         "protocol": settings.protocol.model_dump(mode="json"),
         "partition": scene.partition.model_dump(mode="json"),
-        "noise": scene.noise.model_dump(mode="json"),
+        "noise": scene.noise.model_dump(),
     }
     known = dict(flat(places))
     if name not in known:
@@ -416,11 +417,13 @@ def sensitivity(runs: Sequence[Run], over: str) -> Any:
 
     over: a setting's name, as ``setting`` takes it.  Raises ValueError where it has one value only.
     """
-    values = [setting(run.settings, over) for run in runs]
+    said = [setting(run.settings, over) for run in runs]
+    values = [_point(value) for value in said]
     ordered = sorted(set(values), key=lambda value: (isinstance(value, str), value))
     if len(ordered) < 2:
         raise ValueError(f"{over} is {ordered[0]} in all of these runs; its effect needs two values or more")
-    alike = named(run._replace(settings=_without(run.settings, over, ordered[0])) for run in runs)
+    first = said[values.index(ordered[0])]
+    alike = named(run._replace(settings=_without(run.settings, over, first)) for run in runs)
     lines: dict[str, dict[Any, list[Run]]] = defaultdict(lambda: defaultdict(list))
     for name, run, value in zip(_names(alike), alike, values, strict=True):
         lines[name][value].append(run)
@@ -458,6 +461,13 @@ def sensitivity(runs: Sequence[Run], over: str) -> Any:
     if len(lines) > 1:
         last.legend()
     return figure
+
+
+def _point(value: Any) -> Any:
+    """A setting's value as one of an axis: a number, or a text, which lists and nothing at all become."""
+    if isinstance(value, int | float | str):
+        return value
+    return "none" if value is None else json.dumps(value)
 
 
 COSTS: tuple[tuple[str, Callable[[RunResult | Entry], float]], ...] = (
