@@ -490,14 +490,17 @@ class Run:
                 f"the cohort must be distinct clients of 0..{self.engine.clients - 1}, at least one: {cohort}"
             )
         message = self._accepted("plan", plan.message, "the message", round, exchange)
-        strangers = set(plan.private) - set(cohort)
-        if strangers:
+        if not isinstance(plan.private, Mapping):
+            raise refused(f"private additions are a dict by client, not {type(plan.private).__name__}")
+        if strangers := set(plan.private) - set(cohort):
             raise refused(f"private additions for clients outside the cohort: {sorted(strangers)}")
         messages: dict[int, Tree] = dict.fromkeys(cohort, message)
         for client, addition in plan.private.items():
             addition = self._accepted("plan", addition, f"the private addition for client {client}", round, exchange)
-            if not isinstance(message, dict) or set(addition) & set(message):
-                raise refused("private additions are merged into the message, so it must be a dict with other keys")
+            if not (isinstance(message, dict) and isinstance(addition, dict)) or message.keys() & addition.keys():
+                raise refused(
+                    "private additions are merged into the message, so both must be dicts, without a key in common"
+                )
             messages[client] = {**message, **addition}
         return messages
 

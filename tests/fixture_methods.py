@@ -526,6 +526,12 @@ class Faulty(Averaging):
             return Plan("train", [0, 0], state)
         if self._bad(server, "strange cohort"):
             return Plan("train", ["somebody"], state)
+        if self._bad(server, "private for no client"):
+            return Plan("train", server.cohort(), state, private=[0])
+        if self._bad(server, "strange private"):
+            return Plan("train", server.cohort(), state, private={1: torch.ones(2)})
+        if self._bad(server, "private twice"):
+            return Plan("train", server.cohort(), state, private={1: dict(state)})
         if self._bad(server, "no plan"):
             return "train"
         if self._bad(server, "never closed"):

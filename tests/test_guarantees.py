@@ -761,6 +761,9 @@ SERVER_FAULTS = {
     "plan": "plan: RuntimeError: the plan went wrong",
     "cohort": "the cohort must be distinct clients",
     "strange cohort": "the cohort must be a sequence of client ids: .*'somebody'",
+    "private for no client": "private additions are a dict by client, not list",
+    "strange private": "private additions are merged into the message, so both must be dicts, without a key in common",
+    "private twice": "private additions are merged into the message, so both must be dicts, without a key in common",
     "no plan": "plan must return a Plan or None, not str",
     "state written": "wrote into the server's state in place",
     "state written late": "predictors or diagnostics wrote into the server's state in place",
@@ -783,7 +786,10 @@ RETURNED = {
         "large claim", "negative claim", "bool claim", "short claim", "noisy claim", "no metric", "many metrics",
         "network metric",
     },
-    "plan": {"cohort", "strange cohort", "no plan", "never closed"},
+    "plan": {
+        "cohort", "strange cohort", "private for no client", "strange private", "private twice", "no plan",
+        "never closed",
+    },
     "aggregate": {"upload written", "no state", "nan state", "aliased sum"},
     "predictors": {"nan scores", "trains", "no main"},
 }  # fmt: skip
