@@ -47,10 +47,6 @@ class Meter:
                 synchronise(device)
             self.seconds[part] += time.perf_counter() - start  # type: ignore[assignment]
 
-    def add(self, other: Meter) -> None:
-        self.seconds.update(other.seconds)
-        self.images.update(other.images)
-
     def take(self) -> Meter:
         """What was counted since the last take; counting starts again at zero."""
         taken = Meter()
@@ -71,9 +67,9 @@ class Presence:
         self._places = sorted({f"flnoisebench/{_identity(device)}/" for device in devices})
         self._sockets: list[socket.socket] = []
         for place in self._places if SOCKETS.exists() else ():
-            shown = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            self._sockets.append(shown)
             try:
+                shown = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                self._sockets.append(shown)
                 shown.bind(f"\0{place}{uuid.uuid4().hex}".encode())
             except OSError:  # a sandbox may forbid it
                 self.close()

@@ -63,11 +63,12 @@ def test_where_runs_cannot_be_seen_nothing_is_said(own_device, monkeypatch, tmp_
 
 
 @linux
-def test_where_a_socket_cannot_be_bound_the_run_goes_on_unseen(own_device, monkeypatch):
-    def refuse(self, address):
+@pytest.mark.parametrize("call", ["bind", "__init__"])
+def test_where_a_socket_cannot_be_bound_or_made_the_run_goes_on_unseen(call, own_device, monkeypatch):
+    def refuse(self, *rest):
         raise PermissionError(13, "not in this sandbox")
 
-    monkeypatch.setattr(profiling.socket.socket, "bind", refuse)
+    monkeypatch.setattr(profiling.socket.socket, call, refuse)
     shown = profiling.Presence([CPU])
     assert shown.sharing() is None
     shown.close()
