@@ -422,11 +422,12 @@ class Side(ABC):
         the same structure and shapes.  stream: the name of the random stream for shuffling and augmentation, once a
         call.
 
-        Raises ValueError for a closure as loss (it names the captured variable), for tensors of a wrong length and for
-        frozen networks that are trainable, FloatingPointError when the loss becomes NaN or infinite.  A sample alone in
-        its batch cannot pass a BatchNorm in training: it joins the batch before, or is skipped and counted when there
-        is none, so that ``Fit.steps`` can be 0.  Parameters that had ``requires_grad_(False)`` before the call stay as
-        they are, weight decay included; ``model`` hands them out with gradients again.
+        Raises ValueError for a closure as loss (it names the captured variable), for tensors of a wrong length, for
+        numbers below 0 and a batch of 0, and for frozen networks that are trainable, FloatingPointError when the loss
+        becomes NaN or infinite.  A sample alone in its batch cannot pass a BatchNorm in training: it joins the batch
+        before, or is skipped and counted when there is none, so that ``Fit.steps`` can be 0.  Parameters that had
+        ``requires_grad_(False)`` before the call stay as they are, weight decay included; ``model`` hands them out
+        with gradients again.
         """
 
     @abstractmethod

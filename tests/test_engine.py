@@ -445,6 +445,25 @@ def nan_at_first(network, batch):
     return torch.where(batch.step == 0, value.detach() * math.nan, value)
 
 
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"batch": 0}, "a batch has one image or more, not 0"),
+        ({"batch": -4}, "a batch has one image or more, not -4"),
+        ({"streams": {"other": {"batch": 0}}}, "a batch has one image or more, not 0"),
+        ({"last_batch": "dorp"}, "unknown last_batch 'dorp'. Did you mean drop"),
+        ({"epochs": -1}, "fit: epochs must be 0 or more, not -1"),
+        ({"steps": -2}, "fit: steps must be 0 or more, not -2"),
+        ({"views": -1}, "fit: views must be 0 or more, not -1"),
+    ],
+    ids=str,
+)
+def test_numbers_that_fit_cannot_mean_are_refused_and_not_taken_for_the_protocols_or_none(said, message):
+    client = side()
+    with pytest.raises(ValueError, match=message):
+        client.fit(client.model(), fixtures.cross_entropy, **said)
+
+
 # -------------------------------------------------------------------------------------------------- apply, modes
 
 

@@ -386,7 +386,8 @@ class _Side(api.Side):
             size = self._images(None).size
         protocol = self.protocol
         lone_is_bad = _DESKS[self].lane.engine.batchnorm
-        return cut(size, batch or protocol.batch, last_batch or protocol.last_batch, lone_is_bad)
+        batch = protocol.batch if batch is None else batch
+        return cut(size, batch, protocol.last_batch if last_batch is None else last_batch, lone_is_bad)
 
     def _images(self, data: api.Images | None) -> DeviceImages:
         data = self.data if data is None else data
@@ -448,6 +449,9 @@ class _Side(api.Side):
                 f"update={{'lr': ...}})), not {type(optimiser).__name__}; other rules for a step are said in the loss: "
                 "see «gradient» in flnoisebench/api.py"
             )
+        for name, number in (("views", views), ("epochs", epochs), ("steps", steps)):
+            if number is not None and number < 0:
+                raise ValueError(f"fit: {name} must be 0 or more, not {number}")
         images = self._images(data)
         device = images.device
         labels = self._own_labels(images) if labels is None else labels.to(device)
@@ -500,7 +504,8 @@ class _Side(api.Side):
             raise ValueError(f"fit: stream {name!r} has unknown entries {sorted(unknown)}; known: subset, views, batch")
         positions = self._subset(images, spec.get("subset"), f"fit, stream {name!r}")
         # cut with "drop": a cycling stream gives batches of one shape; what an epoch leaves out comes in another
-        sizes = cut(positions.numel(), spec.get("batch") or self.protocol.batch, "drop", False)
+        batch = spec.get("batch")
+        sizes = cut(positions.numel(), self.protocol.batch if batch is None else batch, "drop", False)
         if not sizes:
             raise ValueError(f"fit: stream {name!r} is empty")
         return Feed(images, positions, sizes, spec.get("views", 1), _epoch_streams(names))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 
+from flnoisebench import api
 from flnoisebench.engine.images import DeviceImages
+
+LAST_BATCH = get_args(api.Protocol.model_fields["last_batch"].annotation)
 
 
 def cut(size: int, batch: int, last_batch: str, lone_is_bad: bool) -> tuple[int, ...]:
@@ -18,7 +21,14 @@ def cut(size: int, batch: int, last_batch: str, lone_is_bad: bool) -> tuple[int,
     The last batch is kept, merged into the one before when it is under half a batch, or dropped; a set smaller
     than one batch is one batch under any rule.  lone_is_bad: a sample alone cannot pass a BatchNorm in training,
     so it joins the batch before it, or is left out when there is none.
+
+    Raises ValueError for a batch of no image, and for a rule that is none.
     """
+    if batch < 1:
+        raise ValueError(f"a batch has one image or more, not {batch}")
+    if last_batch not in LAST_BATCH:
+        hint = api.near(last_batch, LAST_BATCH)
+        raise ValueError(f"unknown last_batch {last_batch!r}.{hint} Known: {', '.join(LAST_BATCH)}.")
     if size < 1:
         return ()
     full, rest = divmod(size, batch)
