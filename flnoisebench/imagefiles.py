@@ -220,7 +220,9 @@ def map_images(path: Path, files: Sequence[Path], size: int, progress: Progress 
         return hashlib.sha256(block.data).hexdigest()
 
     with partial.open("r+b" if done else "w+b") as target, journal.open("a" if done else "w") as diary:
-        if not done:
+        if done:
+            diary.write("\n")  # what was torn stays a line of its own
+        else:
             target.write(header)
             target.truncate(wanted)
             diary.write(json.dumps({"task": task.hexdigest()}) + "\n")
@@ -284,7 +286,7 @@ def _stamped(stamp: Path, task: str) -> str | None:
 
 
 def _journalled(journal: Path, task: str) -> dict[int, str]:
-    """{first image of a block: SHA-256} of the finished blocks of this task; a torn last line does not count."""
+    """{first image of a block: SHA-256} of the finished blocks of this task; torn lines do not count."""
     if not journal.is_file():
         return {}
     done: dict[int, str] = {}
@@ -292,11 +294,10 @@ def _journalled(journal: Path, task: str) -> dict[int, str]:
         try:
             entry = json.loads(line)
         except ValueError:
-            break
-        if number == 0:
-            if entry != {"task": task}:
-                return {}
-        else:
+            entry = None
+        if number == 0 and entry != {"task": task}:
+            return {}
+        if number and entry is not None:
             done[entry[0]] = entry[1]
     return done
 

@@ -362,6 +362,30 @@ def test_an_interrupted_map_goes_on_and_ends_with_the_same_bits(files, tmp_path,
     assert sorted(path.name for path in tmp_path.glob("again*")) == ["again.npy", "again.npy.digest"]
 
 
+def test_what_is_decoded_after_a_torn_line_of_the_journal_is_known_after_the_next_stop(files, tmp_path, monkeypatch):
+    monkeypatch.setattr(imagefiles, "BLOCK", 16)
+    monkeypatch.setattr(imagefiles, "_SYNCED", 1)
+    monkeypatch.setattr(imagefiles, "_threads", lambda: 1)
+
+    def stop_at(images):
+        def progress(done, total):
+            if done >= images:
+                raise KeyboardInterrupt
+
+        return progress
+
+    for images in (48, 112):
+        with pytest.raises(KeyboardInterrupt):
+            map_images(tmp_path / "a.npy", files, 16, stop_at(images))
+        with (tmp_path / "a.npy.journal").open("a") as journal:
+            journal.write("[160, ")  # a line torn by a power cut
+    decoded, real = [], imagefiles.pixels_of
+    monkeypatch.setattr(imagefiles, "pixels_of", lambda path, size: decoded.append(path) or real(path, size))
+    digest = map_images(tmp_path / "a.npy", files, 16)
+    assert len(decoded) <= len(files) - 112
+    assert digest == imagefiles.digest_images(open_map(tmp_path / "a.npy"))
+
+
 def test_a_map_begun_for_other_files_or_another_size_begins_anew(files, tmp_path, monkeypatch):
     monkeypatch.setattr(imagefiles, "BLOCK", 16)
     map_images(tmp_path / "a.npy", files[:40], 16)
