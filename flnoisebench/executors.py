@@ -234,7 +234,7 @@ class Debug(Serial):
     def _perform(self, job: Job) -> Outcome:
         before = trees.digest([job.message, job.state])
         outcomes = [perform(self._lane, job) for _ in range(2)]
-        where = f"{type(self._lane.engine.method).__name__}, client {job.client}, task {job.task!r}"
+        where = _where(self._lane.engine.method, job)
         if trees.digest([job.message, job.state]) != before:
             raise ClientError(f"{where}: the message or the state was changed in place")
         first, second = (trees.digest([outcome.reply.upload, outcome.state]) for outcome in outcomes)

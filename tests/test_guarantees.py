@@ -27,6 +27,7 @@ import fixture_methods as fixtures
 import numpy as np
 import pytest
 import torch
+import wicked_methods as wicked
 from flnoisebench_methods.fedavg import FedAvg
 from stopping import Stop
 
@@ -845,6 +846,12 @@ def test_guarantee_6_a_fault_on_the_servers_side_stops_the_run_and_is_named_and_
 def test_guarantee_6_other_executors_name_the_fault_alike(executor, tmp_path):
     result, _ = failing("nan upload", tmp_path, ClientError, CLIENT_FAULTS["nan upload"], executor=executor, lanes=2)
     assert "client 1, task 'train'" in result.failure
+
+
+def test_guarantee_6_what_debug_alone_finds_is_named_like_any_other_fault(tmp_path):
+    run = tiny_run(wicked.DrawsTorch, tmp_path, executor="debug")
+    with pytest.raises(ClientError, match=r"^DrawsTorch, round 0, exchange 0, client 0, task 'train': two turns"):
+        run.execute()
 
 
 def test_guarantee_6_a_metric_or_diagnostic_without_a_value_is_left_out_and_the_record_still_loads(finish):
