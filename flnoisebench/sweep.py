@@ -354,8 +354,9 @@ class Local:
             finally:
                 for nanny in cluster.workers.values():
                     nanny.auto_restart = False
-                    if nanny.pid:  # what a worker holds is on the disk; asked to leave, it takes seconds
-                        os.kill(nanny.pid, signal.SIGKILL)
+                    if pid := nanny.pid:  # what a worker holds is on the disk; asked to leave, it takes seconds
+                        with suppress(ProcessLookupError):  # it has died just now
+                            os.kill(pid, signal.SIGKILL)
                 cluster.close()
 
     def tend(self, unfinished: int) -> None:

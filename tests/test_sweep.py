@@ -468,6 +468,21 @@ def test_a_run_that_is_named_twice_and_no_worker_at_all_are_refused(tmp_path):
         sweep.Local(workers=0)
 
 
+def test_a_worker_that_dies_as_the_sweep_ends_keeps_no_scheduler_open(monkeypatch):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    closed = []
+    cluster = SimpleNamespace(
+        scheduler_address="tcp://nowhere",
+        workers={0: SimpleNamespace(pid=gone.pid, auto_restart=True)},
+        close=lambda: closed.append(True),
+    )
+    monkeypatch.setattr(sweep.distributed, "SpecCluster", lambda **options: cluster)
+    with sweep.Local(workers=1).open() as address:
+        assert address == "tcp://nowhere"
+    assert closed == [True]
+
+
 def test_a_scheduler_that_is_not_there_is_named():
     with pytest.raises(ValueError, match="start one with `dask scheduler`"):
         sweep.Running(f"127.0.0.1:{free_port()}").device()
