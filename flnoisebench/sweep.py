@@ -628,7 +628,7 @@ class Sweep:
         against it, and a run that was finished elsewhere meanwhile need not be sent."""
         room = 2 * max(1, self.slots) - sum(one.future is not None for one in self.standings)
         now = time.monotonic()
-        for standing in self.standings:
+        for number, standing in enumerate(self.standings):
             if room <= 0 or client.status != "running":
                 return
             waiting = standing.status == "waiting" and standing.due <= now and standing.future is None
@@ -637,7 +637,7 @@ class Sweep:
             room -= 1
             standing.attempt += 1
             task: dict[str, Any] = {
-                "run": self.standings.index(standing),
+                "run": number,
                 "attempt": standing.attempt,
                 "settings": standing.settings.model_dump_json(),
                 "out": str(self.out),
@@ -657,7 +657,7 @@ class Sweep:
                     retries=RETRIES,
                     resources={"GPU": 1} if self.device == "cuda" else None,
                     workers=self._fit() if self._unfit else None,
-                    priority=-task["run"],
+                    priority=-number,
                 )
             except Exception:
                 if client.status == "running":
