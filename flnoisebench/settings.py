@@ -413,10 +413,10 @@ def resolve_scenario(
                 raise ValueError("open-set noise takes images of another data set: --noise-set foreign=NAME")
             registry.load_dataset(part.foreign)
     partition = partition_changes or {}
-    if noise in PRESET_PARTITIONS and partition.get("law") in (None, PRESET_PARTITIONS[noise].law):
-        partition = {**PRESET_PARTITIONS[noise].model_dump(), **partition}
     if "file" in partition:
         partition = {"law": "manifest", **partition}
+    if noise in PRESET_PARTITIONS and partition.get("law") in (None, PRESET_PARTITIONS[noise].law):
+        partition = {**PRESET_PARTITIONS[noise].model_dump(), **partition}
     split = validated(Partition, partition, "partition")
     read = ("law", "min_size", *PARTITION_READS[split.law])
     for name, value in (partition_changes or {}).items():

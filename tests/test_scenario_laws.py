@@ -481,12 +481,16 @@ def test_the_look_alikes_have_the_papers_share_of_wrong_labels_within_a_point(pr
         assert scene_of(preset, draw)[0].digests == scene.digests
 
 
-def test_the_third_look_alike_brings_its_partition_and_gives_way_to_a_said_one():
+def test_the_third_look_alike_brings_its_partition_and_gives_way_to_a_said_one(tmp_path):
     assert resolve_scenario(dataset="digits", noise="fedcova-paper-40.3").partition == Partition(p=0.8, alpha=2)
     said = resolve_scenario(dataset="digits", noise="fedcova-paper-40.3", partition_changes={"alpha": 3.0})
     assert said.partition == Partition(p=0.8, alpha=3)
     iid = resolve_scenario(dataset="digits", noise="fedcova-paper-40.3", partition_changes={"law": "iid"})
     assert iid.partition == Partition(law="iid")
+    file = tmp_path / "split.csv"  # which says the law too
+    file.write_text("index,client\n0,0\n1,0\n")
+    split = resolve_scenario(dataset="digits", noise="fedcova-paper-40.3", partition_changes={"file": str(file)})
+    assert (split.partition.law, split.clients) == ("manifest", 1)
 
 
 def test_a_share_that_cannot_be_had_is_an_error_with_numbers():
