@@ -186,6 +186,16 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return result
 
 
+def _as_read(said: Mapping[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """What was said by hand with the values that it came to, where these are others: ".5" is 0.5, and "True" true."""
+    found = {}
+    for name, value in said.items():
+        read = resolved.get(name, value)
+        tables = isinstance(value, Mapping) and isinstance(read, Mapping)
+        found[name] = _as_read(value, read) if tables else value if value == read else read
+    return found
+
+
 def parted(changed: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """(settings of the method, settings of the protocol) among those that --set takes, whose names begin with
     ``protocol.``."""
@@ -254,6 +264,9 @@ def resolve(
     overrides = merged(dict(preset_protocol) if track == "own" else {}, of_protocol)
     budget = validated(Protocol, merged(base.model_dump(), overrides), f"protocol {base.name}")
     config = validated(method_class.Config, {**preset_settings, **of_method}, f"settings of {method}")
+    method_settings = stated(config)
+    # one that came later, said at its default, is not stated: it changes nothing, unless the preset has another
+    changed = {name: value for name, value in of_method.items() if name in method_settings or name in preset_settings}
     scene = resolve_scenario(
         dataset=dataset,
         noise=noise,
@@ -270,10 +283,10 @@ def resolve(
             "method": method,
             "preset": preset,
             "track": track,
-            "method_settings": stated(config),
-            "changed": of_method,
+            "method_settings": method_settings,
+            "changed": _as_read(changed, method_settings),
             "protocol": budget,
-            "protocol_overrides": overrides,
+            "protocol_overrides": _as_read(overrides, budget.model_dump(mode="json")),
             "scenario": scene,
             "evaluate_on": evaluate_on,
             "oracle": oracle,

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 from command_line import PLUGIN
+from leaderboard_entries import entry
 
 from flnoisebench import protocols
 from flnoisebench.api import Optimiser, Protocol
+from flnoisebench.leaderboard.entries import contradictions
 from flnoisebench.registry import UnknownName
 from flnoisebench.scenario import Partition, ScenarioSpec, noise_from
 from flnoisebench.settings import Settings, parse_assignment, resolve, resolve_scenario
@@ -106,6 +108,16 @@ def test_set_changes_the_method_and_is_recorded_as_said(mine):
     assert found.changed == {"kind": "other"}
     assert settings(method=mine).method_settings == {"alpha": 1.0, "kind": "plain"}
     assert settings(method=mine, preset="second", changes=["alpha=5"]).method_settings["alpha"] == 5.0
+
+
+def test_what_is_set_is_recorded_as_it_was_read_so_that_its_run_agrees_with_itself():
+    """A leaderboard refuses a run whose settings do not have what was set by hand."""
+    changes = ["alpha=.5", "align=True", "gap=false", "protocol.optimiser.lr=.03", "protocol.batch=16"]
+    found = resolve(method="fedcova", changes=changes)
+    assert found.changed == {"alpha": 0.5, "align": True}  # gap came later, and is false without a word
+    assert found.protocol_overrides == {"optimiser": {"lr": 0.03}, "batch": 16}
+    assert found.key == resolve(method="fedcova", changes=["alpha=0.5", *changes[3:]]).key
+    assert contradictions(entry(method="fedcova", changes=changes)) == []
 
 
 def test_one_entry_of_a_table_can_be_set_and_the_others_stay():
