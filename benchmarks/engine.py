@@ -278,7 +278,7 @@ def determinism(arguments: argparse.Namespace) -> None:
             arguments, arrays, arguments.rounds, method="fedavg", lanes=max(arguments.lanes), deterministic=on
         )
         print(f"repeatable kernels {'on' if on else 'off'}: {typical(records, 'round', 2):.3f} s a round", flush=True)
-    make_deterministic(arguments.precision)
+    make_deterministic()
 
 
 def devices(arguments: argparse.Namespace) -> None:

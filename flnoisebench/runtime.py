@@ -27,7 +27,7 @@ import torch
 from flnoisebench import evaluation, inputs, provenance, records, registry, scenario, trees
 from flnoisebench.api import Arrays, Dataset, Method, Plan, Protocol, Upload
 from flnoisebench.checkpoint import Checkpoint, Commit, Overwritten
-from flnoisebench.engine import DeviceImages, Engine, Lane, Look, ServerSide, make_deterministic
+from flnoisebench.engine import DeviceImages, Engine, Lane, Look, ServerSide, make_deterministic, set_precision
 from flnoisebench.engine.losses import autocast
 from flnoisebench.executors import (
     ClientError,
@@ -96,8 +96,9 @@ def build_engine(
     **parts: Any,
 ) -> Engine:
     """An engine from what can be sent to another process, no true label among it.  parts: as ``Engine`` takes them."""
+    set_precision(protocol.precision)
     if deterministic:
-        make_deterministic(protocol.precision)
+        make_deterministic()
     method_class = registry.load_method(method_name)
     return Engine(method_class(method_class.Config(**method_settings)), protocol, **parts)
 

@@ -42,6 +42,7 @@ from flnoisebench.models import build_encoder
 from flnoisebench.provenance import commit_of
 from flnoisebench.runtime import AlreadyDone, MethodError
 from flnoisebench.scenario import Truth
+from flnoisebench.settings import resolve
 from flnoisebench.testing import tiny_arrays, tiny_engine, tiny_run
 
 TIMES = {"seconds", "peak_memory"}  # what a record may differ in between two runs of the same settings
@@ -478,6 +479,25 @@ def test_guarantee_3_replies_come_sorted_by_client_whatever_the_plans_order(tmp_
     for executor in ("serial", "threads"):
         tiny_run(fixtures.Averaging, tmp_path / executor, clients=4, rounds=1, executor=executor, lanes=3).execute()
     assert seen == [[0, 2, 3], [0, 2, 3]]
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize(("precision", "rounds_to_tf32"), [("fp32", False), ("tf32", True), ("bf16", False)])
+def test_guarantee_3_the_precision_is_the_protocols_with_and_without_repeatable_kernels(
+    precision, rounds_to_tf32, deterministic, one_thread, tmp_path
+):
+    """Whatever torch's defaults are, and whatever another run in this process has left."""
+    switches = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [one.allow_tf32 for one in switches]
+    try:
+        for one in switches:
+            one.allow_tf32 = not rounds_to_tf32
+        wanted = resolve(method="fedavg", clients=5, precision=precision, deterministic=deterministic)
+        runtime.prepare(wanted, data_root=tmp_path, out=tmp_path, device="cpu")
+        assert [one.allow_tf32 for one in switches] == [rounds_to_tf32] * 2
+    finally:
+        for one, value in zip(switches, before, strict=True):
+            one.allow_tf32 = value
 
 
 @pytest.mark.parametrize("kind", [Serial, Debug, lambda engine: Threads(engine, 2)], ids=["serial", "debug", "threads"])

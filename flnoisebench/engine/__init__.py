@@ -32,7 +32,9 @@ from flnoisebench.models import Encoder, build_encoder
 from flnoisebench.profiling import Meter
 from flnoisebench.trees import Tree
 
-__all__ = ["DeviceImages", "Engine", "Lane", "Look", "images_of", "initialised", "make_deterministic"]
+__all__ = [
+    "DeviceImages", "Engine", "Lane", "Look", "images_of", "initialised", "make_deterministic", "set_precision",
+]  # fmt: skip
 
 _GLOBAL_GENERATOR = threading.Lock()
 MOST_SESSIONS = 32  # kinds of fit calls that a lane remembers; each keeps its static tensors and recordings
@@ -48,14 +50,19 @@ def initialised(build: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Mod
         return build()
 
 
-def make_deterministic(precision: str) -> None:
+def set_precision(precision: str) -> None:
+    """Process-wide: whether fp32 arithmetic on a GPU may round to TF32.  By torch's defaults convolutions do and matrix
+    products do not, and a run before in this process may have left something else."""
+    tf32 = precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+
+
+def make_deterministic() -> None:
     """Process-wide switches for repeatable arithmetic.  Must run before the first CUDA call."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
-    tf32 = precision == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    torch.backends.cudnn.allow_tf32 = tf32
     # One thread inside an operation: the sums of a CPU kernel depend on how many threads share them, so the
     # result would depend on the machine.  Clients in parallel (--lanes) use the cores instead.
     torch.set_num_threads(1)
