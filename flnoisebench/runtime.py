@@ -233,18 +233,10 @@ class _Position:
     environments: list[dict[str, Any]] = field(default_factory=list)  # it was carried out in, each once, the last last
 
     def counters(self) -> dict[str, Any]:
-        return {
-            "noisy_clients": self.noisy_clients,
-            "round": self.round,
-            "exchange": self.exchange,
-            "open": copy.deepcopy(vars(self.open)),  # written in the background while the next exchange counts on
-            "digest": self.digest,
-            "accuracies": self.accuracies,
-            "label_noise": self.label_noise,
-            "totals": self.totals,
-            "ended": self.ended,
-            "environments": self.environments,
-        }
+        """All but the trees; JSON-able."""
+        counted = {name: value for name, value in vars(self).items() if name not in ("server", "clients", "claims")}
+        # written in the background while the next exchange counts on
+        return {**counted, "open": copy.deepcopy(vars(self.open))}
 
     @classmethod
     def of(cls, commit: Commit) -> _Position:
