@@ -150,9 +150,8 @@ class DeviceImages(api.Images):
         if not on_gpu:
             return _Read(held, None)
         stream = _copying(self.device)
-        with torch.cuda.stream(
-            stream
-        ):  # the pinned memory is used again only after the copy: torch's allocator sees to it
+        with torch.cuda.stream(stream):
+            # the pinned memory is used again only after the copy: torch's allocator sees to it
             sent = held.to(self.device, non_blocking=True)
             return _Read(sent, stream.record_event())
 
