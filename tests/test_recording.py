@@ -127,6 +127,21 @@ def test_old_sessions_make_room(monkeypatch):
     assert len(lane._sessions) == 2
 
 
+def rows(batch):
+    return batch.index
+
+
+def test_a_pass_of_a_closure_is_not_kept_since_no_later_call_can_find_it():
+    engine = tiny_engine(fixtures.Averaging(), clients=1)
+    engine.static = True
+    lane = Lane(engine)
+    for exchange in range(3):
+        side = lane.client(0, None, 0, exchange)
+        assert side.apply(lambda batch: batch.index + exchange).tolist() == [*range(exchange, 72 + exchange)]  # noqa: B023
+        assert side.apply(rows, stream="plain").tolist() == [*range(72)]
+    assert [one.function for one in lane._passes.values()] == [rows]
+
+
 def test_a_network_that_the_engine_did_not_make_is_trained_all_the_same():
     engine = tiny_engine(fixtures.Averaging(), clients=1)
     engine.static = True

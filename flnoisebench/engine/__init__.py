@@ -254,15 +254,17 @@ class Lane:
             function, images.pixels.data_ptr(), size, precision, engine_steps.describe(given),
             *((name, engine_steps.structure(net)) for name, net in frozen.items()),
         )  # fmt: skip
+        # a closure is another function in each call, and what it captures may differ: it runs directly, and is not kept
+        plain = losses.is_plain(function)
         known = self._passes.get(key)
         if known is None:
-            # a closure is another function in each call, and what it captures may differ: it runs directly
-            stream = self.stream if self.engine.capture and losses.is_plain(function) else None
+            stream = self.stream if self.engine.capture and plain else None
             known = engine_steps.Pass(
                 function, images, frozen, given, size=size, precision=precision, stream=stream, pool=self._pool,
                 meter=self.meter,
             )  # fmt: skip
-            _remember(self._passes, key, known)
+            if plain:
+                _remember(self._passes, key, known)
         engine_steps.copy_into(known.given, given)
         return known
 
