@@ -805,6 +805,15 @@ def test_show_says_how_far_an_unfinished_run_is(plugin):
     assert [record["round"] for record in content["records"]] == [0]
 
 
+def test_show_says_counts_and_flags_of_a_note_as_they_are():
+    noting = "server.note(samples=1234567, undecided=True, share=0.123456)\n        return Plan("
+    Path("noting.py").write_text(PLUGIN.replace("return Plan(", noting))
+    done("run", "--method", "noting.py:Mine", "--rounds", "1", "--clients", "5")
+    shown = rows(done("show", "runs"))
+    notes = {name: shown[f"last round, {name}"] for name in ("samples", "undecided", "share")}
+    assert notes == {"samples": "1234567", "undecided": "True", "share": "0.1235"}
+
+
 def test_show_json_is_the_settings_the_result_and_all_rounds():
     done(*RUN)
     content = json.loads(done("show", "runs", "--json"))

@@ -86,7 +86,7 @@ def show(
         # a leaderboard keeps no round's, but their means
         details, which = (last, "last round") if isinstance(last, RoundRecord) else (means, "last 5 rounds")
         for name, value in said(details):
-            line(f"{which}, {name}", value if isinstance(value, str) else f"{value:.4g}")
+            line(f"{which}, {name}", f"{value:.4g}" if isinstance(value, float) else str(value))
 
 
 def said(record: RoundRecord | LastRounds) -> list[tuple[str, float | str]]:
