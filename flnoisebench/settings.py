@@ -239,21 +239,20 @@ def resolve(
     method = method or ("fedavg" if oracle else "fedcova")
     method_class = registry.load_method(method)
     data = registry.load_dataset(dataset)
-    if track not in TRACKS:
-        raise registry.unknown("track", track, TRACKS)
-    if evaluate_on not in EVALUATE_ON:
-        raise registry.unknown("evaluation set", evaluate_on, EVALUATE_ON)
-    if oracle is not None and oracle not in ORACLES:
-        raise registry.unknown("oracle", oracle, ORACLES)
     choices = choices or ("unstated" if changes else "preset")
-    if choices not in CHOICES:
-        raise registry.unknown("source of choices", choices, CHOICES)
-    if choices == "preset" and changes:
-        raise ValueError(f"--choices preset: {', '.join(changes)} was set by hand, so say what it was chosen on")
     presets = method_class.presets
     preset = next(iter(presets)) if preset is None else preset
-    if preset not in presets:
-        raise registry.unknown(f"preset of {method}", preset, presets)
+    for kind, name, known in (
+        ("track", track, TRACKS),
+        ("evaluation set", evaluate_on, EVALUATE_ON),
+        ("oracle", oracle, ORACLES),
+        ("source of choices", choices, CHOICES),
+        (f"preset of {method}", preset, presets),
+    ):
+        if name is not None and name not in known:
+            raise registry.unknown(kind, name, known)
+    if choices == "preset" and changes:
+        raise ValueError(f"--choices preset: {', '.join(changes)} was set by hand, so say what it was chosen on")
     preset_settings, preset_protocol = presets[preset].on(dataset)
     require_agreement({"rounds": rounds, "precision": precision, "set": changes})
     of_method, of_protocol = parted(dict(map(parse_assignment, changes)))
