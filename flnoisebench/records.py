@@ -296,6 +296,7 @@ def _no_number(text: str) -> None:
 
 
 def load_settings(folder: Path) -> Settings:
+    """The run's settings; raises FileNotFoundError where there are none, ValueError when they are damaged."""
     return parse(Settings, (folder / "settings.json").read_bytes(), str(folder / "settings.json"))
 
 

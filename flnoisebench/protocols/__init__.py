@@ -22,6 +22,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def load(name: str) -> Protocol:
+    """The budget of this name.  Raises UnknownName with near misses."""
     fields = read(name)
     fields.pop("about", None)
     return Protocol(**{**fields, "name": name})
