@@ -954,6 +954,10 @@ def test_a_run_and_a_manifest_of_the_same_settings_have_the_same_labels():
     facts = json.loads(done("scenario", "show", "a.safetensors", "--json"))
     assert result["label_noise_before"] == pytest.approx(100 * facts["realised_rate"])
     assert [row["counts"] for row in result["federation"]["clients"]] == [row["counts"] for row in facts["clients"]]
+    shown = done("scenario", "show", "a.safetensors").splitlines()
+    assert set(shown) >= {f"SHA-256 of {part}\t{digest}" for part, digest in result["digests"].items()}
+    assert facts["digests"] == result["digests"]
+    assert facts["settings"] == result["settings"]["scenario"]
 
 
 def test_a_manifest_of_other_data_is_found_by_check(tmp_path, monkeypatch):

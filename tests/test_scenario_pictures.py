@@ -125,6 +125,9 @@ def test_the_most_frequent_confusions_are_named_with_law_and_what_came_of_it(man
     found = [line.split("\t") for line in lines if " -> " in line]
     assert len(found) == 5
     facts = json.loads(done("scenario", "show", manifest, "--json"))["transition"]
+    rest = sum(share > 0 for y, shares in enumerate(facts["nominal"]) for j, share in enumerate(shares) if j != y) - 5
+    assert rest > 0
+    assert f"{rest} more\tin the JSON object of `scenario show --json`" in lines
     for pair, nominal, realised in found:
         y, j = map(int, pair.split(" -> "))
         assert j == (y + 1) % 10

@@ -80,7 +80,10 @@ def build(
 def show(
     manifest: ManifestFile,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the whole summary as JSON.", show_default="no")
+        bool,
+        typer.Option(
+            "--json", help="Print the whole summary as JSON, all transitions and settings too.", show_default="no"
+        ),
     ] = False,
     client: Annotated[
         int | None, typer.Option(help="One client alone, with its own transitions.", show_default="all")
@@ -98,7 +101,11 @@ def show(
     if drawn:
         draw_scenario(scene, truth, drawn, data_root or opt.default_data_root() if sheet else None)
     if as_json:
-        facts = scenario.summary(scene, truth)
+        facts = {
+            **scenario.summary(scene, truth),
+            "settings": scene.spec.model_dump(mode="json"),
+            "digests": dict(scene.digests),
+        }
         if client is not None:
             facts = {**facts["clients"][client], "transition": _pairs(scene, truth, client)}
         print(json.dumps(facts))
@@ -161,7 +168,8 @@ def draw_scenario(
 
 
 def print_scenario(scene: scenario.Scenario, truth: scenario.Truth) -> None:
-    """The client x class counts with the noise of each client, then the overall rates."""
+    """The client x class counts with the noise of each client, then the overall rates, the most frequent wrong labels,
+    and the digests that a run's result and a leaderboard's row name."""
     summary = scenario.summary(scene, truth)
     title = f"{scene.spec.dataset}: {scene.spec.slug}, draw {scene.spec.draw}"
     by = "given" if truth.true is None else "true"
@@ -186,16 +194,22 @@ def print_scenario(scene: scenario.Scenario, truth: scenario.Truth) -> None:
         [f"{names[y]} -> {names[j]}", f"{_percent(nominal)} % by the law", f"{_percent(realised)} % realised"]
         for y, j, nominal, realised in pictures.confusions(scene, truth)
     ]
+    law = summary["transition"]["nominal"] or []
+    wrong = sum(share > 0 for y, shares in enumerate(law) for j, share in enumerate(shares) if j != y)
     if not console.out.is_terminal:
         line("scenario", title)
     console.table(headings, rows, title=title, left=0)
+    if wrong > len(confusions) > 0:
+        confusions.append([f"{wrong - len(confusions)} more", "in the JSON object of `scenario show --json`"])
     if not console.out.is_terminal:
         for row in (["label noise over all samples", noise], *confusions):
             line(*row)
-        return
-    console.out.print(f"label noise over all samples: {noise}")
-    for pair, *shares in confusions:
-        console.out.print(f"  {pair}: {', '.join(shares)}", markup=False)
+    else:
+        console.out.print(f"label noise over all samples: {noise}")
+        for pair, *shares in confusions:
+            console.out.print(f"  {pair}: {', '.join(shares)}", markup=False)
+    for what, sha256 in sorted(scene.digests.items()):
+        line(f"SHA-256 of {what}", sha256)
 
 
 def print_client(scene: scenario.Scenario, truth: scenario.Truth, client: int) -> None:
