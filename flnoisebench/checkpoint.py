@@ -57,8 +57,8 @@ class Commit:
 class Checkpoint:
     """The checkpoint of one run's folder.  Holds the folder's lock until closed."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = folder = Path(folder)
         self.records = folder / "records.jsonl"
         self._objects = folder / "checkpoint" / "objects"
         self._head = folder / "checkpoint" / "head.json"

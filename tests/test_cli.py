@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import termios
+import textwrap
 import time
 from fcntl import ioctl
 from pathlib import Path
@@ -910,6 +911,16 @@ def test_a_reader_that_has_read_enough_gets_no_message(monkeypatch):
     result = call("list", "methods")
     assert result.exit_code == 1
     assert result.stderr == ""
+
+
+def test_the_documented_lines_score_a_checkpoint_as_its_last_record_says(capsys):
+    docs = (Path(__file__).parent.parent / "docs" / "running.md").read_text(encoding="utf-8")
+    lines = docs[docs.index("    import torch\n") : docs.index("No file is pickled.")]
+    found = rows(done(*RUN))
+    capsys.readouterr()
+    exec(textwrap.dedent(lines), {"folder": found["folder"], "root": None})
+    share = float(re.fullmatch(r"tensor\((.*)\)\n", capsys.readouterr().out)[1])
+    assert f"{100 * share:.2f} %" == found["accuracy, last round"]
 
 
 # ------------------------------------------------------------------------------------------------- scenario
