@@ -717,7 +717,7 @@ def test_a_list_on_a_terminal_is_in_columns(monkeypatch):
     monkeypatch.setattr(console, "out", Console(force_terminal=True, width=80, file=screen, highlight=False))
     done("list", "noise")
     assert "\t" not in screen.getvalue()
-    assert "clean                     no label is changed" in screen.getvalue()
+    assert "clean                     none: no label is changed" in screen.getvalue()
 
 
 def test_data_list_says_of_each_data_set_what_is_there_and_how_to_get_the_rest(tmp_path):

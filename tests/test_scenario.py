@@ -689,6 +689,20 @@ def test_noise_that_does_not_fit_the_federation_is_refused():
     ]
 
 
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("symmetric", "fedcova-sym or "), ("pairflip", "coteaching-pair or fnbench-pair"),
+        ("pair-flip", "coteaching-pair"), ("human", "cifar10n-"), ("openset", "open-set"),
+        ("none", "clean"), ("fednoro", "fednoro-random"),
+        ("fedcova-symm", "fedcova-sym or "),
+    ],
+)  # fmt: skip
+def test_another_papers_word_for_a_noise_leads_to_its_preset(word, meant):
+    with pytest.raises(ValueError, match=f"Did you mean {meant}"):
+        noise_from(word)
+
+
 def test_a_preset_takes_changes_and_refuses_those_that_it_would_not_read():
     assert noise_from("fedcova-sym", rho=0.4, tau=0.3) == Noise(rho=0.4, tau=0.3)
     with pytest.raises(ValueError, match="Did you mean fedcova-sym"):

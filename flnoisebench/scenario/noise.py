@@ -8,6 +8,7 @@ rho = noisy-client ratio, tau = sample-noise ratio; C classes, M clients, n samp
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -267,7 +268,7 @@ def _human_presets() -> dict[str, tuple[Noise, str]]:
 
 
 NOISE_PRESETS: dict[str, tuple[Noise, str]] = {  # name: (law, where it comes from)
-    "clean": (Noise(clients="none"), "no label is changed"),
+    "clean": (Noise(clients="none"), "none: no label is changed"),
     "fedcova-sym": (
         Noise(),
         "FedCova (arXiv 2603.04062), symmetric, read as exactly int(rho M) noisy clients; it prints U[1 - 2 tau, 1] "
@@ -410,7 +411,8 @@ def noise_from(preset: str, **changes: Any) -> Noise:
     range, and for a field that the resulting law would not read: it would change nothing.
     """
     if preset not in NOISE_PRESETS:
-        raise ValueError(_unknown("noise", preset, NOISE_PRESETS))
+        hint = _told_of(preset) or near(preset, NOISE_PRESETS)
+        raise ValueError(f"unknown noise {preset!r}.{hint} Known: {', '.join(NOISE_PRESETS)}.")
     return _changed(NOISE_PRESETS[preset][0], preset, changes)
 
 
@@ -456,6 +458,15 @@ def _changed(base: Noise, name: str, changes: Mapping[str, Any]) -> Noise:
 def noise_name(path: Path) -> str:
     """The name of a law in a file: the file's, in the letters that a folder's name may have."""
     return re.sub(r"[^a-z0-9.-]+", "-", path.stem.lower()).strip("-.") or "noise"
+
+
+def _told_of(word: str) -> str:
+    """The hint at presets of which name or description have the word, since another paper's may not resemble a name:
+    symmetric, human; pairflip is written pair flip here."""
+    wanted = re.sub("[^a-z0-9]", "", word.lower())
+    words = {name: re.findall("[a-z0-9]+", f"{name} {about}".lower()) for name, (_, about) in NOISE_PRESETS.items()}
+    told = [name for name, found in words.items() if wanted in {*found, *map("".join, itertools.pairwise(found))}]
+    return f" Did you mean {' or '.join(told[:3])}?" if told else ""
 
 
 def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
