@@ -286,6 +286,12 @@ def test_a_minimum_that_is_never_met_is_an_error_with_numbers():
         split(Partition(law="shards", min_size=3), balanced(150, 10), 10, 50, STREAM)  # a hundred pieces of 1 or 2
 
 
+def test_the_advice_names_the_data_sets_classes_and_nothing_that_cannot_go_lower():
+    """Sizes that are skewed alone are drawn as of one class, which is no fact of the data set."""
+    with pytest.raises(ValueError, match=r"classes=10, samples=1000\): raise alpha, or lower clients$"):
+        split(Partition(law="quantity", alpha=0.001, min_size=1), np.arange(1000) % 10, 10, 200, ("t",))
+
+
 def test_a_partition_starts_no_further_try_after_five_seconds(monkeypatch):
     seconds = itertools.count(step=2)
     monkeypatch.setattr(partition, "time", SimpleNamespace(monotonic=lambda: next(seconds)))  # the third look says 6

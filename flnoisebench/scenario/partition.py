@@ -197,6 +197,7 @@ def split(
     # same law as drawing an owner for each sample (multinomial counts in exchangeable order) and 100 tries at
     # 500 clients then cost less than one deal of a million samples.
     present, sizes = np.unique(labels, return_counts=True)
+    occurring = len(present)
     if spec.law == "quantity":  # as one class: sizes alone are skewed
         labels, present, sizes = np.zeros_like(labels), np.zeros(1, dtype=np.int64), np.array([len(labels)])
     start = time.monotonic()
@@ -219,8 +220,8 @@ def split(
     said = ", ".join(f"{name}={value}" for name, value in {**parameters(spec), "clients": clients}.items())
     raise ValueError(
         f"in {tries} tries of the {spec.law} partition the smallest client had at most {smallest} samples, and "
-        f"min_size={spec.min_size} are wanted ({said}, classes={len(present)}, samples={len(labels)}): {advice}"
-        "lower clients or min_size"
+        f"min_size={spec.min_size} are wanted ({said}, classes={occurring}, samples={len(labels)}): {advice}"
+        f"lower clients{' or min_size' if spec.min_size > 1 else ''}"
     )
 
 
