@@ -137,6 +137,17 @@ def test_an_oracle_takes_a_lists_own_truth_and_is_refused_without_one(lists, tmp
     assert "--oracle clean-samples needs true labels" in refused(*words, "--oracle", "clean-samples")
 
 
+def test_scenario_check_vouches_for_no_rate_that_nobody_knows(lists, tmp_path):
+    made = ("scenario", "build", "--dataset", "file-list", "--data-root", lists, "--clients", "2", "--partition", "iid")
+    checked = ("scenario", "check", "--data-root", lists)
+    done(*made, "--out", tmp_path / "a.safetensors")
+    assert "realised rates agree with the law" in done(*checked, tmp_path / "a.safetensors")
+    lines = [line.rsplit(",", 2)[0] for line in (lists / "train.csv").read_text().splitlines()]
+    (lists / "train.csv").write_text("\n".join(lines) + "\n")  # without true_label and client
+    done(*made, "--out", tmp_path / "b.safetensors")
+    assert "rebuildable from its settings, rates unknown" in done(*checked, tmp_path / "b.safetensors")
+
+
 def test_check_says_how_many_clients_and_wrong_labels_a_list_names(lists):
     text = done("data", "check", "file-list", "--data-root", lists)
     assert "the list names 2 clients: --partition natural takes them" in text

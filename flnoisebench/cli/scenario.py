@@ -129,9 +129,8 @@ def check(manifest: ManifestFile, data_root: opt.DataRoot = None) -> None:
         console.out.print(f"problem: {problem}", markup=False, soft_wrap=True)
     if problems:
         raise typer.Exit(console.FAILED)
-    console.out.print(
-        f"{manifest}: complete, rebuildable from its settings, realised rates agree with the law", soft_wrap=True
-    )
+    rates = "realised rates agree with the law" if truth.true is not None else "rates unknown, as the truth is"
+    console.out.print(f"{manifest}: complete, rebuildable from its settings, {rates}", soft_wrap=True)
 
 
 @app.command()
