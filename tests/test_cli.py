@@ -664,6 +664,23 @@ def test_list_methods_details_gives_each_preset_and_each_setting_its_default_typ
             assert line.endswith(info.description)
 
 
+def test_list_methods_details_gives_what_a_preset_sets_in_general_on_a_data_set_and_in_track_own():
+    parts = re.split(r"^(?=\S)", done("list", "methods", "--details"), flags=re.MULTILINE)[1:]
+    text = dict(part.split("\t", 1) for part in parts)
+    fedcorr = text["fedcorr"].split("  preset ")[1:]
+    everywhere = "protocol.batch=10 protocol.optimiser.name=sgd protocol.optimiser.lr=0.03"
+    decay = "protocol.optimiser.momentum=0.5 protocol.optimiser.weight_decay=0.0"
+    assert f"\n    everywhere, track own\t{everywhere} {decay}\n" in fedcorr[0]
+    cifar100 = "protocol.rounds=100 protocol.local_epochs=5 protocol.optimiser.lr=0.01"
+    assert f"\n    on cifar100\tT1=10\n    on cifar100, track own\t{cifar100}\n" in fedcorr[0]
+    assert "\n    everywhere\tbeta=5.0 mixup=1.0 " in fedcorr[1]
+    assert "track own" not in fedcorr[1]  # as in the first
+    fedcova = text["fedcova"].split("  preset ")[1]
+    assert "\n    everywhere\thead=bn gate=0.55\n    everywhere, track own\tprotocol.batch=512\n" in fedcova
+    assert " classifier_eps2=0.5 k1=None " in fedcova  # a None that is no default
+    assert "everywhere" not in text["fedavg"]
+
+
 def test_list_noise_and_partitions_details_name_every_field_with_its_reason():
     for kind, spec in (("noise", Noise), ("partitions", Partition)):
         text = done("list", kind, "--details")

@@ -10,10 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from flnoisebench import models, protocols, registry, runs
-from flnoisebench.api import Config
+from flnoisebench.api import Config, Preset
 from flnoisebench.cli import console
 from flnoisebench.cli.console import line, percent
 from flnoisebench.scenario import NOISE_PRESETS, PARTITION_LAWS, PARTITION_READS, Noise, Partition
+from flnoisebench.settings import flat
 
 app = typer.Typer(no_args_is_help=True, help="List what can be named on the command line.")
 Details = Annotated[bool, typer.Option("--details", help="Import each and say more.", show_default="no")]
@@ -40,6 +41,21 @@ def settings_of(kind: type[Config]) -> None:
         line(f"    {name} = {default}{unit}", type_name(info.annotation), info.description or "")
 
 
+def values_of(preset: Preset) -> dict[str, str]:
+    """What a preset sets otherwise than the defaults, as --set takes it: everywhere, and what differs on data sets."""
+    result = {}
+    for where, part in {"everywhere": preset, **{f"on {name}": one for name, one in preset.datasets.items()}}.items():
+        for track, table, general in (
+            ("", part.settings, preset.settings),
+            (", track own", {"protocol": dict(part.protocol)}, {"protocol": dict(preset.protocol)}),
+        ):
+            known = {} if part is preset else dict(flat(general))
+            values = [(name, value) for name, value in flat(table) if name not in known or known[name] != value]
+            if values:
+                result[where + track] = " ".join(f"{name}={getattr(value, 'value', value)}" for name, value in values)
+    return result
+
+
 @app.command()
 @console.guarded
 def methods(details: Details = False) -> None:
@@ -53,8 +69,15 @@ def methods(details: Details = False) -> None:
         line(name, f"{card.title}: {card.paper}")
         line("  needs", ", ".join(card.conditions) or "nothing beyond FedAvg")
         line("  told of the noise", ", ".join(card.told) or "nothing")
+        first: dict[str, str] = {}  # the first preset's budgets in track own; later ones are mostly the same
         for preset, content in method.presets.items():
             line(f"  preset {preset}", content.about)
+            values = values_of(content)
+            own = {where: text for where, text in values.items() if where.endswith("track own")}
+            for where, text in values.items():
+                if where not in own or own != first:
+                    line(f"    {where}", text)
+            first = first or own
         for departure in card.departures:
             line("  departs", departure)
         settings_of(method.Config)
