@@ -191,6 +191,7 @@ def test_size_of_the_selection_is_python_s_floor_for_every_batch_size(phi):
 def test_selection_takes_the_smallest_losses_and_of_equal_ones_the_earlier():
     losses = torch.tensor([0.5, 0.1, 0.5, 0.9, 0.5])
     assert rofl.small_loss(losses, rate(0.4)).tolist() == [True, True, True, False, False]
+    assert rofl.small_loss(torch.ones(200), rate(0.4)).tolist() == [i < 120 for i in range(200)]
 
 
 @pytest.mark.parametrize(
@@ -208,6 +209,13 @@ def test_server_falls_back_to_the_holders_mean_and_keeps_what_nobody_holds():
     assert opposed.tolist() == [[2, 0], [2, 0], [0, 5]]  # no weight is left but of the clipped; the third has no holder
     for guard in (True, False):
         assert rofl.combine(torch.full((3, 2), 7.0), torch.zeros(2, 3, 2), guard).tolist() == [[7, 7]] * 3
+
+
+@pytest.mark.parametrize(("cosine", "wanted"), [(5e-7, [1.5, -0.5]), (2e-6, [1, 0])])
+def test_weights_that_sum_to_less_than_a_millionth_give_the_holders_mean(cosine, wanted):
+    uploaded = torch.tensor([[[1, cosine]], [[2, -1]]], dtype=f64)  # the second's weight is clipped
+    found = rofl.combine(torch.tensor([[0.0, 1]], dtype=f64), uploaded, True)
+    assert found[0].tolist() == near(wanted, 1e-5)
 
 
 def test_features_are_what_the_last_linear_layer_gets_for_every_model():
@@ -245,6 +253,16 @@ def test_loss_and_centroids_stay_fp32_under_autocast():
     assert value.dtype == carry.dtype == torch.float32
     value.backward()
     assert all(p.grad.isfinite().all() for p in network.parameters())
+
+
+def test_under_autocast_a_step_s_numbers_are_those_of_fp32():
+    batch = a_batch(centroids=[[1, 0.001], [0.3, 0.9], [-1, 0.01]], pseudo=[0, 1, 1, 1])
+    value, carry, rows = rofl.loss_with_pull(fixed(), batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        under, carried, chosen = rofl.loss_with_pull(fixed(), batch)
+    assert under.equal(value)
+    assert carried.equal(carry)
+    assert chosen["clean"].equal(rows["clean"])
 
 
 # ----------------------------------------------------------------------------- one client, against a plain loop
@@ -388,6 +406,19 @@ def test_one_sample_client_uploads_what_it_received_once_something_is_forgotten(
     _, replies, _ = turn(engine, start(engine), 5)  # its first turn, later: its own mean is all that it knows
     given = engine.given[0].item()
     assert rofl.has_centroid(replies[0].upload["centroids"]).tolist() == [c == given for c in range(3)]
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_client_that_forgets_its_only_sample_starts_a_missing_class_at_its_own_mean(skip):
+    engine = an_engine({"skip_absent": skip}, positions=[[0], list(range(1, 36)), list(range(36, 72))])
+    state, given = start(engine), engine.given[0].item()
+    known = torch.rand(3, 128) * (torch.arange(3) != given)[:, None]
+    _, replies, _ = turn(engine, {**state, "centroids": known, "missing": [given]}, 5, [0])
+    side = Lane(engine).client(0, None, 5, 0)
+    own = rofl.forward(side.model(state["weights"], frozen=True), images_of(side).plain(torch.arange(1)))[0][0]
+    wanted = torch.zeros(3, 128) if skip else known.clone()  # of others' classes it may have no say
+    wanted[given] = own
+    torch.testing.assert_close(replies[0].upload["centroids"], wanted)
 
 
 @pytest.mark.parametrize(("last_batch", "size", "left"), [("keep", 17, 1), ("keep", 18, 0), ("merge", 17, 0)])
@@ -562,6 +593,18 @@ def test_score_view_train_looks_at_augmented_images():
         engine = an_engine({"score_view": view}, look=look)
         f[view] = turn(engine, start(engine), 0)[1][0].upload["centroids"]
     assert not f["plain"].equal(f["train"])
+
+
+@pytest.mark.parametrize("view", ["plain", "train"])
+@pytest.mark.parametrize("round", [0, 5], ids=["centroids", "pseudo-labels"])
+def test_score_view_is_that_of_first_centroids_and_of_pseudo_labels(round, view, monkeypatch):
+    engine = an_engine({"score_view": view})
+    side, seen = Lane(engine).client(0, None, round, 0), []
+    real = side.apply
+    monkeypatch.setattr(side, "apply", lambda *given, **named: seen.append(named["view"]) or real(*given, **named))
+    centroids = torch.rand(3, 128) if round else None
+    engine.method.client("train", {**start(engine), "centroids": centroids}, side)
+    assert seen == [view]
 
 
 def test_with_nothing_forgotten_no_entropy_and_no_pseudo_label_it_is_fedavg(tmp_path):
