@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from stopping import in_sessions, server_state
 
 from flnoisebench import records, registry
-from flnoisebench.api import Batch, Card, Method, Protocol, Reply, Rounds, average, weights
+from flnoisebench.api import Batch, Card, Method, Protocol, Reply, Rounds, Upload, average, weights
 from flnoisebench.engine import Lane, Look
 from flnoisebench.executors import ClientError, Job, perform
 from flnoisebench.settings import merged
@@ -90,6 +90,12 @@ def test_short_runs_begin_without_selection_and_end_at_the_full_rate(rounds):
     method = CoTeaching()
     found = [method.forget_rate(Told(r, rounds, noise_rate=0.4)) for r in range(rounds)]
     assert found == [0.0] + [0.4] * (rounds - 1)
+
+
+@pytest.mark.parametrize("form", ["code", "paper"])
+def test_a_share_of_a_short_run_is_a_ramp_of_one_round(form):
+    method = CoTeaching(Settings(forget_rate=0.4, ramp_form=form))
+    assert [method.forget_rate(Told(r, 3)) for r in range(3)] == [0.0, 0.4, 0.4]
 
 
 @pytest.mark.parametrize("none", [0, 0.0])
@@ -520,6 +526,24 @@ def test_a_lone_sample_before_a_batchnorm_is_skipped_and_not_called_noisy():
     assert math.isfinite(reply.metrics["loss"])
 
 
+def test_each_network_is_averaged_by_the_clients_sizes():
+    lane = Lane(tiny_engine(CoTeaching(), told={"noise_rate": 0.3}))
+    uploads = [
+        Upload(0, 10, {"0.w": torch.tensor([1.0]), "1.w": torch.tensor([8.0])}),
+        Upload(2, 30, {"0.w": torch.tensor([5.0]), "1.w": torch.tensor([0.0])}),
+    ]
+    found = CoTeaching().aggregate({}, uploads, lane.server(0, 0, "aggregate"))
+    assert {name: value.item() for name, value in found.items()} == {"0.w": 4.0, "1.w": 2.0}
+
+
+def test_disputed_is_the_share_that_one_of_the_two_networks_chose():
+    method = CoTeaching(Settings(forget_rate=0.5, ramp=0))
+    lane = Lane(tiny_engine(method))
+    reply = perform(lane, Job(0, "train", method.init(lane.server(0, 0, "init")), None, False, 0, 0)).reply
+    assert (reply.claims.clean == 0).any()  # refused by both, which is no dispute
+    assert reply.metrics["disputed"] == pytest.approx((reply.claims.clean == 0.5).double().mean().item())
+
+
 def test_short_last_batch_keeps_the_floor_of_its_own_size():
     # 11 samples in batches of 8 and 3, F = .5: 4 and 1 are kept by each network
     method = CoTeaching(Settings(forget_rate=0.5, ramp=0))
@@ -587,3 +611,19 @@ def test_first_preset_is_the_authors_recipe_where_the_track_lets_it():
     assert (protocol["batch"], protocol["last_batch"]) == (128, "drop")
     assert (protocol["optimiser"]["name"], protocol["optimiser"]["lr"]) == ("adam", 0.001)
     assert Settings(**CoTeaching.presets["fnbench"].settings).ramp == Rounds(0.2)
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "optimiser"),
+    [
+        ("default", 128, ("adam", 0.001, 0.9, 0.0)),
+        ("code-literal", 128, ("adam", 0.001, 0.9, 0.0)),
+        ("paper-literal", 128, ("adam", 0.001, 0.9, 0.0)),
+        ("fednoisy", None, ("sgd", 0.01, 0.9, 5e-4)),
+        ("fnbench", 64, ("sgd", 0.01, 0.9, 5e-4)),
+    ],
+)
+def test_own_budgets_are_the_authors_and_the_ports(name, batch, optimiser):
+    _, protocol = CoTeaching.presets[name].on("cifar10")
+    assert protocol.get("batch") == batch
+    assert tuple(protocol["optimiser"][part] for part in ("name", "lr", "momentum", "weight_decay")) == optimiser
