@@ -9,6 +9,7 @@ from pathlib import Path
 import fixture_methods
 import pytest
 import torch
+from flnoisebench_methods.fedavg import FedAvg
 
 from flnoisebench.api import Batch, Rounds, Upload, weights
 from flnoisebench.engine import Lane
@@ -237,6 +238,16 @@ def test_what_is_pruned_is_chosen_once_a_turn_by_the_network_that_arrived(monkey
     assert reply.metrics["kept"] == pytest.approx((p > 0.35).double().mean().item())
 
 
+def test_a_share_of_exactly_k_is_pruned():
+    lane = Lane(tiny_engine(fv.FedAvgGce()))
+    flat = {name: torch.zeros_like(value) for name, value in weights(lane.server(0, 0, "init").model()).items()}
+    third = torch.zeros(1, 3).log_softmax(1).exp()[0, 0].item()
+    for k, kept in ((third, 0.0), (third - 1e-6, 1.0)):
+        engine = tiny_engine(fv.FedAvgGce(fv.GceSettings(truncation=k, truncation_start=0)))
+        reply = engine.method.client("train", flat, Lane(engine).client(0, None, 0, 0))
+        assert reply.metrics["kept"] == kept
+
+
 def test_truncation_begins_when_it_is_said_to(finish):
     def losses(**settings):
         return [record.metrics["loss"] for record in finish(fv.FedAvgGce, rounds=3, settings=settings)[1]]
@@ -264,6 +275,15 @@ def test_the_mixed_loss_by_hand():
 
     first, second = (2.0, 3.0), (6.0, 1.0)  # the second: .25 (0, 4) + .75 (8, 0)
     own, other = (ce(first, 0) + ce(second, 1)) / 2, (ce(first, 1) + ce(second, 0)) / 2
+    assert found == pytest.approx(0.25 * own + 0.75 * other, rel=1e-6)
+
+
+def test_the_other_labels_are_those_of_the_partners():
+    x, partner = torch.eye(3), torch.tensor([1, 2, 0])  # three in a ring, whose inverse is another order
+    draw = {"share": torch.tensor(0.25), "partner": partner}
+    found = fv.mixed_cross_entropy(torch.nn.Identity(), batch([0, 1, 2], x=x, draw=draw)).item()
+    row = [0.25, 0.75, 0.0]  # the first row; the others are the same in the ring
+    own, other = (math.log(sum(map(math.exp, row))) - row[y] for y in (0, 1))
     assert found == pytest.approx(0.25 * own + 0.75 * other, rel=1e-6)
 
 
@@ -306,6 +326,16 @@ def test_every_epoch_and_every_turn_is_mixed_in_its_own_way(monkeypatch):
 
 
 # ---------------------------------------------------------------------------------------------- all of them
+
+
+@pytest.mark.parametrize("method", [FedAvg, *VARIANTS], ids=lambda method: method.__name__)
+def test_the_server_weighs_clients_by_their_samples(method):
+    engine = tiny_engine(method())
+    first = {"w": torch.tensor([100.0])}
+    state = {"weights": first, "average": first, "count": 0} if method is fv.FedAvgEma else first
+    uploads = [Upload(0, 10, {"w": torch.tensor([1.0])}), Upload(2, 30, {"w": torch.tensor([5.0])})]
+    new = engine.method.aggregate(state, uploads, Lane(engine).server(0, 0, "aggregate"))
+    assert new.get("weights", new)["w"].item() == 4.0
 
 
 @every_variant
