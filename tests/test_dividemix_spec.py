@@ -19,7 +19,7 @@ from stopping import in_sessions, server_state
 
 from flnoisebench import records, registry
 from flnoisebench.api import Batch, Protocol, Rounds, Upload
-from flnoisebench.engine import Lane
+from flnoisebench.engine import Lane, Look
 from flnoisebench.executors import ClientError, Job, perform
 from flnoisebench.settings import merged
 from flnoisebench.testing import capture_safe, tiny_arrays, tiny_engine, tiny_run, watch_losses
@@ -292,6 +292,14 @@ def test_penalised_warm_up_adds_the_negative_entropy():
     assert dm.penalised_loss(net, batch).item() == pytest.approx(wanted.item(), rel=1e-5)
 
 
+@pytest.mark.parametrize(("settings", "batch"), [({}, 8), ({"warm_up_factor": 2}, 16), ({"penalty": 0.3}, 8)], ids=str)
+def test_the_warm_up_trains_with_the_set_penalty_in_batches_of_the_set_size(settings, batch):
+    calls, _, _ = watched_turn(settings, round=0)
+    for call in calls:
+        assert (call["batch"], call.get("given")) == (batch, {"penalty": 0.3} if "penalty" in settings else None)
+        assert call["loss"] is (dm.penalised_loss if "penalty" in settings else dm.cross_entropy)
+
+
 # --------------------------------------------------------------------------------------------- the division
 
 
@@ -454,8 +462,9 @@ def test_each_network_trains_on_the_others_division_and_the_second_against_the_t
     assert torch.allclose(reply.claims.clean, (by_first.clean + by_second.clean) / 2)
 
 
-def test_the_division_is_by_the_received_networks_losses_of_unaugmented_images():
-    _, _, (message, (by_first, _)) = watched_turn({})
+@pytest.mark.parametrize("look", [None, Look((0.5,), (0.25,), crop_padding=2, flip=True)], ids=["plain", "augmented"])
+def test_the_division_is_by_the_received_networks_losses_of_unaugmented_images(look):
+    _, _, (message, (by_first, _)) = watched_turn({}, look=look)
     engine, _ = start(DivideMix())
     side = Lane(engine).client(0, None, 0, 0)
     pixels = engine.pixels[engine.positions[0]].float() / 255
@@ -474,6 +483,27 @@ def test_loop_length_is_the_labelled_batches_and_shapes_are_whole_when_filled(fi
         assert (len(call["subset"]) % 8 == 0) is (fill or len(division.labelled) % 8 == 0)
     if fill:
         assert {call["draw"]["order"].shape[1] for call in calls} == {32}
+
+
+@pytest.mark.parametrize(("unlabelled", "taken"), [(5, 8), (8, 8), (10, 10)])
+def test_few_unlabelled_samples_are_filled_up_to_a_batch_and_more_are_taken_as_they_are(unlabelled, taken, monkeypatch):
+    real = dm.divide
+    halves = {"labelled": torch.arange(unlabelled, 24), "unlabelled": torch.arange(unlabelled)}
+    monkeypatch.setattr(dm, "divide", lambda *args: real(*args)._replace(**halves))
+    calls, _, _ = watched_turn({})
+    for call in calls:
+        subset = call["streams"]["unlabelled"]["subset"]
+        assert len(subset) == taken
+        assert sorted(set(subset.tolist())) == list(range(unlabelled))
+
+
+def test_metrics_are_means_over_both_networks():
+    calls, reply, (_, divisions) = watched_turn({})
+    kept = [[w > 0.5 for w in division.clean.tolist()] for division in divisions]
+    assert sum(kept[0]) != sum(kept[1])
+    assert reply.metrics["labelled"] == pytest.approx((sum(kept[0]) + sum(kept[1])) / 48)
+    assert reply.metrics["agreement"] == pytest.approx(sum(a == b for a, b in zip(*kept, strict=True)) / 24)
+    assert reply.metrics["loss"] == pytest.approx((calls[0]["fit"].loss + calls[1]["fit"].loss) / 2)
 
 
 def test_more_local_epochs_draw_for_each_of_their_steps():
@@ -517,6 +547,20 @@ def test_pitfall_equal_losses_train_the_labelled_half_alone_and_say_that_nothing
     server = Lane(start(method)[0]).server(5, 0, "aggregate")
     method.aggregate(None, [Upload(2, 24, reply.upload), Upload(4, 24, {**reply.upload, "undecided": False})], server)
     assert server.notes == {"undecided": [2]}
+
+
+@pytest.mark.parametrize("equal", [0, 1])
+def test_where_one_network_cannot_tell_samples_apart_nothing_is_claimed(equal, monkeypatch):
+    def losses(batch: Batch) -> torch.Tensor:
+        columns = [batch.index.float(), batch.index.float()]
+        columns[equal] = torch.ones(len(batch.index))
+        return torch.stack(columns, 1)
+
+    monkeypatch.setattr(dm, "sample_losses", losses)
+    _, reply, (_, divisions) = watched_turn({})
+    assert [division.decided for division in divisions] == [equal == 1, equal == 0]
+    assert reply.upload["undecided"]
+    assert reply.claims.clean is None
 
 
 @pytest.mark.parametrize(("noisy", "loss"), [(0, "labelled_loss"), (1, "labelled_loss"), (2, "loss")])
