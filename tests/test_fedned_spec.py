@@ -147,6 +147,12 @@ def test_spec_pseudo_loss_masks_each_sample_and_literally_scales_the_mean():
     assert literal.z.grad[1].abs().max().item() > 0.01
 
 
+def test_a_confidence_of_exactly_the_least_is_enough():
+    for confidence, kept in ((0.5, 1.0), (0.5000001, 0.0)):
+        _, carry = pseudo(Given(torch.zeros(1, 2)), pseudo_batch(1, confidence=confidence))
+        assert carry["kept"].item() == kept
+
+
 def test_labels_come_from_the_labeller_where_there_is_one_and_it_has_no_gradient():
     own, other = Given(torch.tensor([[12.0, 0, 0]])), Given(torch.tensor([[0.0, 0, 14.0]]))
     value, _ = pseudo(own, pseudo_batch(1, frozen={"labeller": other.requires_grad_(False)}))
@@ -317,6 +323,13 @@ def test_a_push_that_changes_too_many_predictions_is_dropped(models):
         assert server.notes["dropped"] == same(new["weights"], good) == dropped
 
 
+def test_a_push_that_leaves_exactly_the_least_agreement_is_kept(models):
+    state, good = {"weights": models["w"], "flagged": []}, average([models["a"], models["b"]], [10, 30])
+    new, server = listen(engine(distill_lr=1e-6, agreement=1.0), state, *three(models))
+    assert (server.notes["agreement"], server.notes["dropped"]) == (1.0, False)
+    assert not same(new["weights"], good)
+
+
 def test_with_no_good_client_the_global_model_stays(models):
     state, uploads = {"weights": models["w"], "flagged": []}, [(m, 5, {"weights": models["u"]}) for m in (0, 1)]
     new, server = listen(engine(threshold=0.5, mode="code_literal"), state, *uploads)
@@ -326,12 +339,69 @@ def test_with_no_good_client_the_global_model_stays(models):
 
 
 def test_undecidable_uncertainties_are_noted_and_flag_nobody_new(models, monkeypatch):
-    for u in ([0.0, 0.0, 0.0], [1.0, math.nan, 1.0]):
+    for u, threshold in (([0.0, 0.0, 0.0], 1.2), ([1.0, math.nan, 1.0], 1.2), ([0.0, 0.0, 0.0], 0.5)):
         monkeypatch.setattr(FedNed, "_uncertainties", lambda *_, u=u: u)
-        new, server = listen(engine(mode="code_literal"), {"weights": models["w"], "flagged": [3]}, *three(models))
+        eng = engine(mode="code_literal", threshold=threshold)
+        new, server = listen(eng, {"weights": models["w"], "flagged": [3]}, *three(models))
         assert "uncertainties" in server.notes["undecided"]
         assert new["flagged"] == [3]
         assert same(new["weights"], average([models["a"], models["b"], models["u"]], [10, 30, 40]))
+
+
+def test_a_share_of_exactly_the_threshold_is_good(models, monkeypatch):
+    monkeypatch.setattr(FedNed, "_uncertainties", lambda *_: [1.0] * 4)
+    uploads = [(m, 5 + m, {"weights": models["c"]}) for m in range(4)]
+    new, server = listen(engine(mode="code_literal", threshold=1.0), {"weights": models["w"], "flagged": []}, *uploads)
+    assert (new["flagged"], server.notes["over"]) == ([], [])
+    assert "no_good_client" not in server.notes
+
+
+def watched(eng, name, state, uploads, round, monkeypatch):
+    """(what the server's ``name`` was called with, its notes)."""
+    server, calls = Lane(eng).server(round, 0, "aggregate"), []
+    real = getattr(server, name)
+    monkeypatch.setattr(server, name, lambda *given, **named: calls.append(named) or real(*given, **named))
+    eng.method.aggregate(state, [Upload(*upload) for upload in uploads], server)
+    return calls, server.notes
+
+
+def test_scoring_takes_random_images_and_drops_features_at_the_set_rate_the_same_for_all(models, monkeypatch):
+    eng, state, drawn = engine(mode="code_literal", score_images=7), {"weights": models["w"], "flagged": []}, []
+    for round in (5, 6):
+        calls, _ = watched(eng, "apply", state, three(models), round, monkeypatch)
+        assert len(calls) == 3
+        assert all(call["subset"].equal(calls[0]["subset"]) for call in calls)
+        masks = calls[0]["given"]["masks"]
+        assert all(call["given"]["masks"] is masks for call in calls)
+        assert masks.shape[:2] == (10, 7)
+        assert (masks == 0).double().mean().item() == pytest.approx(0.3, abs=0.02)  # of 8,960
+        drawn.append(calls[0]["subset"].tolist())
+    assert all(len(set(positions)) == 7 for positions in drawn)
+    assert drawn[0] != drawn[1]
+
+
+def test_distillation_sees_as_many_images_as_its_steps_take(models, monkeypatch):
+    eng = engine(distill_steps=2, distill_batch=4)
+    (call,), _ = watched(eng, "fit", {"weights": models["w"], "flagged": []}, three(models), 5, monkeypatch)
+    assert len(set(call["subset"].tolist())) == 8
+    assert (call["steps"], call["batch"]) == (2, 4)
+
+
+def test_the_noted_loss_of_distillation_is_the_divergence_from_the_mean_target(models, monkeypatch):
+    eng, state = engine(distill_steps=1, distill_batch=20), {"weights": models["w"], "flagged": [0, 2]}
+    uploads = three(models)
+    uploads[0] = (0, 10, {"weights": models["c"], "noisy": models["a"]})
+    uploads[1] = (1, 30, {"weights": models["c"]})
+    _, notes = watched(eng, "fit", state, uploads, 5, monkeypatch)
+    assert notes["teachers"] == [0, 2]
+    reader, x = Lane(eng).server(0, 0, "x").model(frozen=True), eng.public.plain(torch.arange(20))
+    scores = {}
+    for name in "acu":
+        reader.load_state_dict(models[name])
+        scores[name] = reader(x).clone()
+    target = sum(bad_target(scores[name], "reciprocal", 2.0, 0.1) for name in "au") / 2
+    wanted = F.kl_div((scores["c"] / 2).log_softmax(1), target, reduction="batchmean").item()
+    assert notes["distillation_loss"] == pytest.approx(wanted, rel=1e-4)
 
 
 def test_a_cohort_of_one_is_never_flagged(models):
