@@ -1004,6 +1004,22 @@ def test_setting_last_batch_reaches_fit_and_cov_view_reaches_apply():
     assert set(federation(1, cov_view="train").views) == {"train"}
 
 
+def test_disagreement_is_always_measured_on_plain_images():
+    views = federation(4, cov_view="train", **SMALL).views
+    assert views == ["train"] * 15 + ["plain"] * 5 + ["train"] * 5  # round 3 scores first
+
+
+def test_weights_are_averaged_by_all_samples_of_a_client():
+    method, world = FedCova(Settings(d=3)), federation()
+    statistics = {"sigma": torch.eye(3).repeat(2, 1, 1), "counts": torch.tensor([5, 5]), "mean": None}
+    uploads = [
+        Upload(m, size, {"weights": {"w": torch.tensor([value])}, "statistics": statistics})
+        for m, size, value in ((0, 10, 1.0), (1, 30, 5.0))
+    ]
+    state = {"weights": {}, "classifier": None, "raw": None, "turn": None}
+    assert method.aggregate(state, uploads, world.server())["weights"]["w"].item() == 4.0
+
+
 def test_nothing_predicts_before_the_first_aggregate_and_six_readouts_do_after():
     world = federation()
     world.state = world.method.init(world.server())
@@ -1092,6 +1108,19 @@ def test_chosen_clients_relabel_before_training_and_train_on_the_new_labels_and_
     assert train["replies"][chosen[0]].metrics["relabelled"] > 0
 
 
+def test_who_was_corrected_once_stays_suspected_and_is_claimed_noisy_until_the_server_says_otherwise():
+    world = federation(3, k1=1, k2=0, **SMALL)
+    world.state = {**world.state, "suspects": [4]}
+    world.run(2)
+    score, corrected, later = world.exchanges[-3:]
+    (chosen,) = [m for m in range(5) if corrected["plan"].private[m]["correct_me"]]
+    assert chosen != 4
+    assert world.state["suspects"] == world.claims[-1][1] == sorted([chosen, 4])
+    for e in (corrected, later):
+        assert [m for m, reply in e["replies"].items() if reply.claims.noisy] == [chosen]
+    assert all(reply.claims.noisy is None for reply in score["replies"].values())
+
+
 def test_server_s_two_bits_choose_between_own_labels_and_the_two_proposals():
     world = federation(1)
     kept, pooled, external = (torch.full((60,), j) for j in range(3))
@@ -1105,6 +1134,55 @@ def test_server_s_two_bits_choose_between_own_labels_and_the_two_proposals():
         assert world.fits[-1]["labels"].equal(wanted)
 
 
+def test_unsure_samples_keep_the_labels_as_corrected_so_far():
+    world = federation(3, eta=1.0, **SMALL)
+    corrected = (world.given[0] + 1) % 3
+    world.states[0] = {**world.states[0], "labels": corrected}
+    message = {"weights": world.state["weights"], "classifier": world.state["classifier"]}
+    proposed = world.method.client("score", message, world.client(0, 0)).state["proposed"]
+    assert proposed["global"].equal(corrected)
+    assert proposed["external"].equal(corrected)
+
+
+@pytest.mark.parametrize("kind", ["softmax-half", "inverse"])
+def test_both_proposals_ask_for_the_chosen_confidence(kind, monkeypatch):
+    world = federation(3, **SMALL)
+    z = world.server().model(world.state["weights"], frozen=True)(world.x[0])
+    score = fc.scores(z, fc.readout(world.state["classifier"], 2.0))
+    eta = fc.confidence(score, kind).sort().values[29:31].mean().item()  # between the middle two of 60
+    wanted = fc.relabel(world.given[0], score, eta, kind)
+    assert not wanted.equal(fc.relabel(world.given[0], score, eta, "softmax"))
+    monkeypatch.setattr(fc, "leave_one_out", lambda everyone, *_: everyone)
+    method = FedCova(Settings(d=8, head="bn", confidence=kind, eta=eta, **SMALL))
+    message = {"weights": world.state["weights"], "classifier": world.state["classifier"]}
+    proposed = method.client("score", message, world.client(0, 0)).state["proposed"]
+    assert proposed["global"].equal(wanted)
+    assert proposed["external"].equal(wanted)
+
+
+@pytest.mark.parametrize(
+    ("settings", "chosen"),
+    [({}, [0, 1, 2, 3, 4]), ({"gap": True}, [0]), ({"two_means": True}, [0, 1, 2]), ({"gate": 0.56}, [0, 1])],
+    ids=str,
+)
+def test_the_server_divides_clients_as_it_is_set(settings, chosen):
+    world = federation(3, k1=None, **settings, **SMALL)
+    uploads = [Upload(m, 60, {"disagreement": r}) for m, r in enumerate([0.95, 0.6, 0.55, 0.22, 0.17])]
+    turn = world.method.aggregate(world.state, uploads, world.server())["turn"]
+    assert (turn["correct"], turn["remove"]) == (chosen, chosen[:5])
+
+
+def test_statistics_and_claims_are_of_the_corrected_labels_in_an_exchange_of_their_own_too():
+    world = federation(1, cov_features="global_current", mean_aware=True)
+    corrected = (world.given[0] + 1) % 3
+    world.states[0] = {**world.states[0], "labels": corrected, "noisy": True}
+    reply = world.method.client("statistics", {"weights": world.state["weights"]}, world.client(0, 1))
+    assert reply.claims.labels.equal(corrected)
+    assert reply.claims.noisy is True
+    z = world.server().model(world.state["weights"], frozen=True)(world.x[0])
+    torch.testing.assert_close(reply.upload["statistics"]["mean"], fc.first_moments(z, corrected, 3))
+
+
 def test_flips_back_to_the_given_label_are_counted():
     method = FedCova(Settings(d=8, head="bn"))
     world = Federation(method).run(1)
@@ -1114,6 +1192,11 @@ def test_flips_back_to_the_given_label_are_counted():
     world.states[0] = {**world.states[0], "labels": other.clone(), "proposed": {"global": given, "external": given}}
     metrics = method.client("train", message, world.client(0, 1)).metrics
     assert (metrics["relabelled"], metrics["flipped_back"]) == (1.0, 1.0)
+    labels, proposed = given.clone(), given.clone()
+    labels[:10], proposed[5:10] = other[:10], (given[5:10] + 2) % 3  # five back to the given label, five to a third
+    world.states[0] = {**world.states[0], "labels": labels, "proposed": {"global": proposed, "external": given}}
+    metrics = method.client("train", message, world.client(0, 1)).metrics
+    assert (metrics["relabelled"], metrics["flipped_back"]) == (pytest.approx(10 / 60), pytest.approx(5 / 60))
 
 
 @pytest.mark.parametrize(
@@ -1236,6 +1319,17 @@ def test_clients_keep_statistics_of_their_own_only_when_a_corrector_may_need_the
     assert federation(1).states[0]["own"] is not None
     for settings in ({"correct": False}, {"k2": 0}, {"k1": 0}):
         assert federation(1, **settings).states[0]["own"] is None
+    world = federation(5, **SMALL)
+    assert world.states[0]["own"]["round"] == 4  # for the correction in round 5, the last
+    assert world.run(1).states[0]["own"] is None
+
+
+@pytest.mark.parametrize(("align", "least"), [(True, 10.0), (False, 1.0)])
+def test_without_alignment_one_other_holder_is_enough_for_the_external_corrector(align, least, monkeypatch):
+    asked, original = [], fc.leave_one_out
+    monkeypatch.setattr(fc, "leave_one_out", lambda *a: asked.append(a[2]) or original(*a))
+    federation(4, align=align, **SMALL)
+    assert asked == [least] * 5
 
 
 def test_ablation_no_corrector_equals_the_full_method_until_the_first_correction():
@@ -1296,8 +1390,11 @@ def test_classifier_eps2_replaces_the_tolerance_wherever_sigma_classifies_and_no
     shifted["sigma"] = shifted["sigma"] + (0.4 - 6.0) / 8 * torch.eye(8, dtype=f64)
     assert torch.linalg.eigvalsh(shifted["sigma"]).min().item() > 0.05 - 1e-6  # still positive definite
     z = plain.server().model(plain.state["weights"], frozen=True)(plain.x[0])
-    wanted = -fc.distances(z, fc.readout(shifted, 2.0))
-    torch.testing.assert_close(other.method.predictors(other.state, other.server())["main"](plain.x[0]), wanted)
+    found = other.method.predictors(other.state, other.server())
+    for name, alpha in (("main", 2.0), ("alpha1", 1.0), ("alpha4", 4.0), ("alpha7", 7.0)):
+        torch.testing.assert_close(found[name](plain.x[0]), -fc.distances(z, fc.readout(shifted, alpha)))
+    as_trained = plain.method.predictors(plain.state, plain.server())["main"](plain.x[0])
+    assert found["eps2_as_trained"](plain.x[0]).equal(as_trained)
 
 
 def test_external_corrector_falls_back_where_rounding_could_exceed_a_small_classifier_eps2():
