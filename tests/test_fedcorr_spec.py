@@ -406,13 +406,27 @@ def test_after_stage_1_no_client_has_a_proximal_term(round):
     plan = method.plan(state, server_of(method, round=round))
     assert (plan.task, plan.message, dict(plan.private)) == ("train", {"weights": state["weights"]}, {})
     assert list(plan.cohort) == ([0, 2] if round == 1 else [0, 1, 2])
+    assert plan.closes_round is (round == 2)  # stage 2's last round relabels, stage 3's do not
 
 
-def test_after_stage_2_the_noisy_clients_relabel_and_not_those_that_did_not_train():
-    method, state = made(T1=1, T2=1), state_of([0.0], mu=[0.05, 0.5, 0.0], noisy=[0, 1])
+@pytest.mark.parametrize("mu", [[0.05, 0.5, 0.0], [0.0, 0.5, 0.0]], ids=str)
+def test_after_stage_2_the_noisy_clients_relabel_and_not_those_that_did_not_train(mu):
+    method, state = made(T1=1, T2=1), state_of([0.0], mu=mu, noisy=[0, 1])
     assert not method.plan(state, server_of(method, round=1)).closes_round
     plan = method.plan(state, server_of(method, round=1, exchange=1))
     assert (plan.task, list(plan.cohort), plan.closes_round) == ("correct", [0, 1], True)
+    assert method.plan({**state, "noisy": []}, server_of(method, round=1)).closes_round
+
+
+def test_each_client_of_a_turn_is_told_its_own_noise_level():
+    method = made(T1=2, together=2)
+    plan = method.plan(state_of([0.0], mu=[0.3, 0.1, 0.5], seen=[1]), server_of(method))
+    assert {k: dict(addition) for k, addition in plan.private.items()} == {0: {"mu": 0.3}, 2: {"mu": 0.5}}
+
+
+def test_the_diagnosed_noise_level_is_a_mean_over_all_clients():
+    found = made().diagnostics(state_of([0.0], 4, mu=[0.0, 0.4, 0.0, 0.2], noisy=[1, 3]))
+    assert found == {"noisy_clients": 2.0, "noise_level": pytest.approx(0.15)}
 
 
 def test_without_a_client_of_a_low_noise_level_the_better_half_trains_and_the_record_says_so():
@@ -561,6 +575,10 @@ def test_a_noisy_client_relabels_by_its_own_losses_and_the_global_predictions(on
     claims = outcome.reply.claims
     assert claims.noisy is True
     assert (claims.clean[expected != side.labels] == 0).all()
+    kept = expected == side.labels
+    lower = torch.from_numpy(fc.split(losses.numpy(), 0, 1e-9).lower)
+    torch.testing.assert_close(claims.clean[kept], lower[kept], rtol=0, atol=1e-3)
+    assert {0, 1} <= set(claims.clean[kept].round().tolist())
 
 
 def test_a_clean_client_answers_zero_and_keeps_its_labels():
@@ -577,6 +595,28 @@ def test_a_noisy_client_whose_losses_are_all_equal_has_level_zero():
     outcome = turn_of("judge", {"noisy": True}, state)
     assert outcome.reply.upload == 0.0
     assert torch.equal(outcome.state["labels"], state["labels"])
+    given = Lane(tiny_engine(made())).client(0, None, 0, 0).labels
+    assert outcome.reply.claims.clean.tolist() == [float(y == 0) for y in given.tolist()]
+
+
+def test_a_turn_records_how_far_it_went_and_what_rules_its_mean_dimension(monkeypatch):
+    monkeypatch.setattr(fc, "dimensions", lambda p, k: torch.tensor([0.0, 0.0, 2e3, 8.0], dtype=f64))
+    engine = tiny_engine(made())
+    start = engine.method.init(Lane(engine).server(0, 0, "init"))["weights"]
+    reply = turn_of("turn", {"mu": 0.0, "weights": start}, None).reply
+    assert (reply.upload["lid"], reply.metrics["lid_zero"], reply.metrics["lid_huge"]) == (502.0, 0.5, 0.25)
+    square = sum((reply.upload["weights"][name] - start[name]).square().sum().item() for name in start)
+    assert reply.metrics["distance"] == pytest.approx(square**0.5, rel=1e-5)
+
+
+def test_mixup_draws_a_weight_for_every_step_of_every_epoch(monkeypatch):
+    side, seen = Lane(tiny_engine(made(mixup=0.1), local_epochs=3)).client(0, None, 0, 0), []
+    real = side.fit
+    monkeypatch.setattr(side, "fit", lambda *given, **named: seen.append(named["draw"]) or real(*given, **named))
+    side.state = made().join(side)
+    made(mixup=0.1).client("train", {"weights": weights(side.model(None, "start"))}, side)
+    assert (seen[0]["share"].shape, seen[0]["keys"].shape) == ((9,), (9, 8))
+    assert ((seen[0]["share"] - 0.5).abs() > 0.4).sum() >= 5  # Beta(.1, .1) is near 0 or 1
 
 
 def test_after_stage_2_every_confident_sample_is_relabelled():
