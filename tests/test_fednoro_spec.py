@@ -22,7 +22,7 @@ from stopping import in_sessions, server_state
 from threadpoolctl import threadpool_limits
 
 from flnoisebench import records
-from flnoisebench.api import Card, Method, Optimiser, Plan, Protocol, Reply, Upload, average, weights
+from flnoisebench.api import Batch, Card, Method, Optimiser, Plan, Protocol, Reply, Upload, average, weights
 from flnoisebench.engine import Lane, Look
 from flnoisebench.executors import Job, perform
 from flnoisebench.testing import Tiny, tiny_arrays, tiny_engine, tiny_run, watch_losses
@@ -137,6 +137,32 @@ def test_adjustment_multiplies_the_log_prior():
     close(half, [0.5 * math.log(0.7), 0.5 * math.log(0.3), -INF])
 
 
+class Fixed(torch.nn.Module):
+    """Scores that are a parameter, whatever the image."""
+
+    def __init__(self, scores: torch.Tensor) -> None:
+        super().__init__()
+        self.scores = torch.nn.Parameter(scores.float())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scores
+
+
+@pytest.mark.parametrize("counts", [HELD, ABSENT])
+def test_the_students_scores_are_adjusted_and_not_the_teachers(counts):
+    given = {"log_prior": fn.log_prior(torch.tensor(counts), 1.0)}
+    given |= {"ramp": torch.tensor(0.4, dtype=f64), "temperature": torch.tensor(0.8, dtype=f64)}
+    zero, student, teacher = torch.tensor(0), Fixed(LOGITS), Fixed(TEACHER).requires_grad_(False)
+    y, x = torch.tensor([1]), torch.zeros(1, 1)
+    batch = Batch((x,), y, torch.arange(1), zero, zero, given=given, frozen={"teacher": teacher})
+    loss = fn.distilled_loss(student, batch)
+    loss.backward()
+    wanted, gradient = (1.299306, None) if counts is HELD else (1.150800, [0.641201, -0.641201, 0.0])  # F3 and F4
+    assert loss.item() == pytest.approx(wanted, abs=2e-6)
+    if gradient:
+        close(student.scores.grad[0], gradient, 2e-6)
+
+
 # --------------------------------------------------------------------------------------- ramp and schedule
 
 
@@ -236,6 +262,45 @@ def test_a_constant_class_is_0_and_a_class_that_nobody_holds_is_left_out():
         found = fn.scaled(means)
     np.testing.assert_allclose(found, [[0, 1 / 3, 0], [0, 0, 0], [0, 1, 0]])
     assert fn.scaled(np.full((3, 2), NAN)).shape == (3, 0)
+
+
+def test_the_noisy_side_is_the_one_whose_means_sum_to_more_though_another_has_the_largest():
+    metric = np.array(
+        [[1, 0, 0], [0.98, 0.02, 0], [0.96, 0, 0.01], [0.6, 0.6, 0.62], [0.58, 0.6, 0.6], [0.6, 0.61, 0.6]]
+    )
+    assert fn.noisy_by_mixture(metric, 0) == (3, 4, 5)
+
+
+def test_the_votes_are_of_seeds_from_0_on(monkeypatch):
+    seeds = []
+    monkeypatch.setattr(fn, "noisy_by_mixture", lambda metric, seed: seeds.append(seed) or (0,))
+    fn.split(fn.scaled(MEANS), 9)
+    assert seeds == list(range(9))
+
+
+def test_the_server_divides_sums_by_counts_also_of_one_sample_and_starts_the_ramp():
+    method = FedNoRo()
+    lane = Lane(tiny_engine(method, clients=6, rounds=10))  # s1 = 2, e = 5
+    counts = np.array([[1, 4, 0], [2, 1, 3], [5, 5, 5], [1, 1, 1], [4, 0, 2], [9, 2, 1]])
+    uploads = [
+        Upload(m, 10, {"loss_sums": torch.from_numpy(np.nan_to_num(MEANS[m]) * c), "counts": torch.from_numpy(c)})
+        for m, c in enumerate(counts)
+    ]
+    server = lane.server(2, 0, "aggregate")
+    state = method.aggregate({"weights": {}, "noisy": None}, uploads, server)
+    assert state["noisy"] == server.noisy_clients == [2, 4]
+    np.testing.assert_allclose(server.notes["metric"], SCALED, rtol=0, atol=6e-5)
+    for round, expected in ((2, 0.8 * math.exp(-5)), (3, fn.ramp(3, 2, 5, 0.8)), (5, 0.8), (9, 0.8)):
+        plan = method.plan(state, lane.server(round, 1, "plan"))
+        assert plan.message["ramp"] == pytest.approx(expected)
+        assert [plan.private[m]["noisy"] for m in range(6)] == [m in (2, 4) for m in range(6)]
+
+
+def test_clients_are_told_apart_in_round_s1_and_not_before():
+    method = FedNoRo()
+    lane, state = Lane(tiny_engine(method, rounds=10)), {"weights": {}, "noisy": None}
+    tasks = [method.plan(state, lane.server(round, 0, "plan")).task for round in range(4)]
+    assert tasks == ["train", "train", "score", "score"]
 
 
 def test_majority_is_of_whole_sets_and_the_earliest_of_equals():
@@ -359,6 +424,11 @@ def test_aggregation_weighs_by_size_and_distance_within_the_cohort():
     assert equal(found, wanted)
     other, _ = aggregated([1, 3, 5], [0, 1, 2, 3], distance="global_norm")
     assert not equal(found, other)
+
+
+def test_discounts_go_by_client_and_not_by_place_in_the_cohort():
+    _, notes = aggregated([1, 4], [1, 3, 4, 5])
+    assert [factor < 1 for factor in notes["discount"]] == [True, False, True, False]
 
 
 # ------------------------------------------------------------------------------------------- whole federations
@@ -661,6 +731,13 @@ def test_a_noisy_client_is_pulled_to_its_teacher_and_a_clean_one_is_not():
         upload = perform(lane, Job(0, "train", {"weights": start, **message}, None, False, 1, 0)).reply.upload
         return sum((upload[name] - start[name]).square().sum() for name in start).sqrt().item()
 
+    def claimed(**message):
+        job = Job(0, "train", {"weights": start, **message}, None, False, 1, 0)
+        return perform(lane, job).reply.claims.noisy
+
+    assert claimed() is None  # before they are told apart
+    assert claimed(noisy=False, ramp=0.5) is False
+    assert claimed(noisy=True, ramp=0.5) is True
     free = moved()
     assert free > 0.01
     assert moved(noisy=False, ramp=1.0) == free
