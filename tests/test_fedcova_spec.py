@@ -793,6 +793,17 @@ def test_ablation_differs_from_best_found_in_one_setting(name, change, dataset):
     assert FedCova.presets[name].on(dataset) == ({**best, **change}, protocol)
 
 
+def test_defaults_are_the_specification_s():
+    wanted = Settings(
+        d=128, eps2=6.0, head="fc", head_width=None, last_batch="merge", cov_features="local_after", cov_view="plain",
+        momentum=0.9, align=True, mean_aware=False, alpha=2.0, classifier="augmented", classifier_eps2=None,
+        correct=True, correct_start=0.4, correct_period=0.06, correct_stop=1.0, k1=10, k2=5, gate=0.0, gap=False,
+        two_means=False, score_against="current", eta=0.5, confidence="softmax", loo_min=10.0,
+    )  # fmt: skip
+    assert Settings().model_dump() == wanted.model_dump()
+    assert wanted.model_fields_set == set(Settings.model_fields)  # none is left to its own default
+
+
 @pytest.mark.parametrize("bad", [{"classifier": "map", "align": False}, {"classifier": "map", "confidence": "inverse"}])
 def test_settings_that_contradict_each_other_are_refused(bad):
     with pytest.raises(ValueError, match="classifier=map"):
@@ -1429,6 +1440,12 @@ def test_diagnostics_are_phi_eigenvalues_and_the_rate_reduction_of_all_data():
     assert set(found) == {"phi", "eigenvalue_min", "eigenvalue_max", "rate_reduction"}
     assert found["eigenvalue_min"] >= 0.75 - 1e-6
     assert found["eigenvalue_max"] <= 1.75 + 1e-6
+    values, vectors = torch.linalg.eigh(world.state["classifier"]["sigma"])
+    assert found["eigenvalue_min"] == pytest.approx(values.min().item())
+    assert found["eigenvalue_max"] == pytest.approx(values.max().item())
+    top = [vectors[j, :, values[j].argmax()] for j in range(3)]
+    cosines = [abs((top[i] @ top[j]).item()) for i in range(3) for j in range(3) if i != j]
+    assert found["phi"] == pytest.approx(fmean(cosines))
     network = world.server().model(world.state["weights"], frozen=True)
     z = torch.cat([network(world.x[m]) for m in range(5)]).double()
     y = torch.cat([world.given[m] for m in range(5)])
