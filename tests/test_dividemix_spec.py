@@ -592,7 +592,7 @@ def test_pitfall_clients_of_one_two_and_three_samples_take_their_turns(n, kind, 
         assert [call["loss"] for call in calls] == [dm.cross_entropy] * 2
 
 
-def test_history_averages_the_last_rounds_losses_and_is_the_clients_own_state():
+def test_history_averages_the_last_rounds_losses_and_is_the_clients_own_state(monkeypatch):
     method = DivideMix(Settings(warm_up=1, loss_history=2))
     engine, message = start(method, rounds=30)
     states, losses = [None], []
@@ -605,7 +605,11 @@ def test_history_averages_the_last_rounds_losses_and_is_the_clients_own_state():
     assert torch.equal(states[-1]["losses"], torch.stack(losses[1:]))
     assert states[-1]["losses"].min() == 0
     assert states[-1]["losses"].max() == 1
-    _, _, (_, divisions) = watched_turn({"loss_history": 2}, state=states[-1])
+    divided, real = [], dm.divide
+    monkeypatch.setattr(dm, "divide", lambda losses, *rest: divided.append(losses) or real(losses, *rest))
+    _, reply, (_, divisions) = watched_turn({"loss_history": 2}, state=states[-1])
+    assert torch.equal(reply.state["losses"][0], states[-1]["losses"][1])
+    torch.testing.assert_close(torch.stack(divided), reply.state["losses"].double().mean(0))
     _, _, (_, alone) = watched_turn({"loss_history": 2})
     assert not torch.equal(divisions[0].clean, alone[0].clean)
 
@@ -718,6 +722,16 @@ CHANGES = [
     {"iterations": 1}, {"tolerance": 10.0}, {"variance_floor": 0.1}, {"temperature": 0.2}, {"alpha": 0.5},
     {"lambda_u": 0.0}, {"ramp": 1}, {"balance": 0.0}, {"prior": "local"}, {"mixed": "labelled"}, {"fill": False},
 ]  # fmt: skip
+
+
+def test_defaults_are_the_specification_s():
+    wanted = Settings(
+        warm_up=1 / 30, warm_up_factor=1, penalty=0.0, threshold=0.5, loss_history=1, iterations=10, tolerance=1e-2,
+        variance_floor=5e-4, temperature=0.5, alpha=4.0, lambda_u=None, lambda_u_limit=0.25, lambda_u_low=0.0,
+        lambda_u_high=25.0, ramp=16, balance=1.0, prior="uniform", mixed="both", fill=True,
+    )  # fmt: skip
+    assert Settings().model_dump() == wanted.model_dump()
+    assert wanted.model_fields_set == set(Settings.model_fields)  # none is left to its own default
 
 
 def test_every_setting_is_in_the_list_of_changes_or_tested_by_itself():
