@@ -387,6 +387,15 @@ def test_distillation_sees_as_many_images_as_its_steps_take(models, monkeypatch)
     assert (call["steps"], call["batch"]) == (2, 4)
 
 
+@pytest.mark.parametrize(("view", "views"), [("plain", 0), ("train", 1)])
+def test_public_view_is_that_of_teachers_and_student_and_not_of_the_agreement(view, views, models, monkeypatch):
+    eng, state = engine(public_view=view), {"weights": models["w"], "flagged": []}
+    (call,), _ = watched(eng, "fit", state, three(models), 5, monkeypatch)
+    assert call["views"] == views
+    calls, _ = watched(eng, "apply", state, three(models), 5, monkeypatch)
+    assert [call.get("view", "plain") for call in calls] == ["plain"] * 3 + [view, "plain", "plain"]
+
+
 def test_the_noted_loss_of_distillation_is_the_divergence_from_the_mean_target(models, monkeypatch):
     eng, state = engine(distill_steps=1, distill_batch=20), {"weights": models["w"], "flagged": [0, 2]}
     uploads = three(models)
@@ -615,6 +624,16 @@ def test_each_setting_changes_the_run(change, busy):
 @pytest.mark.parametrize("change", [{"dropout": 0.6}, {"passes": 3}, {"score_images": 7}], ids=str)
 def test_each_setting_of_scoring_changes_the_shares(change, busy):
     assert busy(change)[1][1].notes["shares"] != busy()[1][1].notes["shares"]
+
+
+def test_defaults_are_the_specification_s():
+    wanted = Settings(
+        mode="intended", warm=10, warm_most=0.2, threshold=1.2, dropout=0.3, passes=10, score_images=128,
+        labeller="received", temperature=2.0, confidence=0.95, neg_target="reciprocal", clamp=0.1, distill_steps=100,
+        distill_batch=128, distill_lr=1e-4, distill_weight_decay=0.0, agreement=0.9, public_view="plain",
+    )  # fmt: skip
+    assert Settings().model_dump() == wanted.model_dump()
+    assert wanted.model_fields_set == set(Settings.model_fields)  # none is left to its own default
 
 
 @pytest.mark.parametrize(
