@@ -427,7 +427,9 @@ def test_a_last_batch_of_which_nothing_is_kept_takes_no_optimiser_step(last_batc
     state = start(engine)
     outcome = perform(Lane(engine), Job(0, "train", state, None, False, 9, 0))
     assert outcome.meter.images["skipped"] == left
-    assert (outcome.reply.claims.clean == 0.5).sum() == left
+    clean = outcome.reply.claims.clean
+    assert (clean == 0.5).sum() == left
+    assert outcome.reply.metrics["confident"] == pytest.approx((clean == 1).double().mean().item())
     dropped = an_engine(positions=[range(size), range(size, 72)], last_batch="drop")
     alike = perform(Lane(dropped), Job(0, "train", state, None, False, 9, 0))
     assert (digest(alike.reply.upload) == digest(outcome.reply.upload)) is bool(left)
@@ -654,6 +656,15 @@ def test_schedule_has_all_stages_in_short_runs_and_is_the_paper_s_in_long_ones()
         assert rates[-1] == near(0.3 if rounds > 1 else 0)
     assert schedule(10, pseudo_start=0)[0] == 1  # an untrained network labels nothing
     assert schedule(10, pseudo_start=1.0)[0] == 10  # never
+
+
+def test_defaults_are_the_specification_s():
+    wanted = Settings(
+        forget_rate=None, gradual=10, pseudo_start=0.2, lambda_cen=1.0, lambda_e=0.8, centroid_grad=False,
+        unweighted=True, guard=True, skip_absent=False, score_view="plain",
+    )  # fmt: skip
+    assert Settings().model_dump() == wanted.model_dump()
+    assert wanted.model_fields_set == set(Settings.model_fields)  # none is left to its own default
 
 
 @pytest.mark.parametrize(
