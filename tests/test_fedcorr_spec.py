@@ -474,6 +474,15 @@ def test_from_three_rounds_on_every_stage_is_there():
         assert min(found) >= 1
 
 
+def test_defaults_are_the_specification_s():
+    wanted = Settings(
+        T1=5, T2=0.5, together=1, beta=5.0, prox_squared=False, mixup=0.0, k=20, loss_on_probs=True,
+        score_view="plain", min_range=1e-9, pi=0.5, theta=0.5, kappa=0.1,
+    )  # fmt: skip
+    assert Settings().model_dump() == wanted.model_dump()
+    assert wanted.model_fields_set == set(Settings.model_fields)  # none is left to its own default
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
