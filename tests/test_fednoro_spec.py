@@ -178,6 +178,15 @@ def test_spec_F6_ramp(end, values):
         assert fn.ramp(round, 10, end, 0.8) == pytest.approx(expected, abs=5e-7)
 
 
+def test_defaults_are_the_specification_s():
+    wanted = Settings(
+        warm_up=10, warm_up_most=0.2, votes=9, score_view="plain", adjustment=1.0, kd_weight=0.8, kd_temperature=0.8,
+        ramp_end=0.498, distance="per_tensor_sum",
+    )  # fmt: skip
+    assert Settings().model_dump() == wanted.model_dump()
+    assert wanted.model_fields_set == set(Settings.model_fields)  # none is left to its own default
+
+
 def test_schedule_is_ten_rounds_and_half_the_run_and_fits_short_runs():
     found = {rounds: Settings().schedule(rounds) for rounds in (1, 2, 3, 5, 10, 20, 50, 100, 500)}
     assert found == {
