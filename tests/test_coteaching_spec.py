@@ -124,6 +124,14 @@ def test_k_is_pythons_int_of_the_product_and_at_least_one():
             assert ct.number_kept(scalar(F_max), B).item() == max(1, int((1 - F_max) * B))
 
 
+def test_defaults_are_the_specification_s():
+    wanted = Settings(
+        forget_rate=None, ramp=0.05, ramp_form="code", ramp_skip=0, exponent=1.0, averaged="once", own_views=False,
+    )  # fmt: skip
+    assert Settings().model_dump() == wanted.model_dump()
+    assert wanted.model_fields_set == set(Settings.model_fields)  # none is left to its own default
+
+
 @pytest.mark.parametrize(
     "bad",
     [
