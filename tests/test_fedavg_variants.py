@@ -403,6 +403,15 @@ def test_every_setting_has_an_effect(method, settings, tmp_path):
     assert tiny_run(method, tmp_path / "other", settings=settings).execute().digest != base.digest
 
 
+def test_defaults_are_the_papers():
+    decay = {"schedule": "cosine", "final": 0.0, "milestones": (Rounds(0.5), Rounds(0.75)), "gamma": 0.1}
+    gce = {"q": 0.7, "truncation": None, "truncation_start": Rounds(0.33)}
+    assert dict(fv.DecaySettings()) == decay
+    assert dict(fv.EmaSettings()) == {"decay": 0.9}
+    assert dict(fv.GceSettings()) == gce
+    assert dict(fv.MixupSettings()) == {"alpha": 1.0}
+
+
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
