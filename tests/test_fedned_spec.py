@@ -283,6 +283,8 @@ def test_teachers_are_given_label_models_of_all_flagged_in_the_cohort_and_a_good
     uploads[1] = (1, 30, {"weights": models["b"], "noisy": models["c"]})
     new, server = listen(engine(distill_steps=0), state, *uploads)
     assert new["flagged"] == [3, 1, 2]
+    assert sorted(server.noisy_clients) == [1, 2, 3]
+    assert server.notes["over"] == [2]
     assert same(new["weights"], average([models["a"], models["b"]], [10, 30]))
     _, server = listen(engine(), state, *uploads)
     assert server.notes["teachers"] == [1, 2]
@@ -518,9 +520,9 @@ def test_code_literal_uploads_one_model_that_saw_pseudo_labels_and_then_the_give
 @pytest.mark.parametrize("mode", ["intended", "code_literal"])
 def test_a_client_with_one_sample_or_one_class_replies(mode, positions, models):
     method = FedNed(Settings(mode=mode, confidence=0.0))
-    eng = tiny_engine(method, clients=4, arrays=tiny_arrays(public=20), positions=positions)
+    eng = tiny_engine(method, clients=4, arrays=tiny_arrays(public=20), positions=positions, local_epochs=2)
     reply = train(eng, models, True)
-    assert reply.metrics["pseudo_kept"] == 1.0
+    assert reply.metrics["pseudo_kept"] == 1.0  # a share of the samples of all epochs
     assert all(value.isfinite().all() for part in reply.upload.values() for value in part.values())
 
 
