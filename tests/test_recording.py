@@ -127,6 +127,27 @@ def test_old_sessions_make_room(monkeypatch):
     assert len(lane._sessions) == 2
 
 
+def turn_of_lambdas(side, scale):
+    """The rows of two functions; all four are new objects in each turn, and the scale is a default of two of them."""
+    network = side.model()
+    side.fit(network, lambda network, batch: network(batch.x).mean())
+    side.fit(network, lambda network, batch, scale=scale: scale * network(batch.x).mean(), stream="scaled")
+    scaled = side.apply(lambda batch, scale=scale: scale * batch.index, stream="scaled")
+    return side.apply(lambda batch: 2 * batch.index), scaled
+
+
+def test_a_lambda_in_a_turn_is_the_same_function_in_the_next_unless_it_has_a_default():
+    engine = tiny_engine(fixtures.Averaging(), clients=2)
+    engine.static = True
+    lane = Lane(engine)
+    for client, scale in ((0, 2), (1, 3)):
+        side = lane.client(client, None, 0, 0)
+        twice, scaled = turn_of_lambdas(side, scale)
+        assert twice.tolist() == [2 * i for i in range(len(side.labels))]
+        assert scaled.tolist() == [scale * i for i in range(len(side.labels))]
+    assert len(lane._sessions) == len(lane._passes) == 3  # one for both turns, and one each
+
+
 def rows(batch):
     return batch.index
 

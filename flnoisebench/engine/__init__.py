@@ -220,7 +220,7 @@ class Lane:
         static = self.engine.static and stepper.leaves.made_here
         rows = self.engine.largest if images.pixels is self.engine.pixels else images.size
         room = engine_steps.capacity(call.feed, rows)
-        key = (loss, trained, build, rows, room, call.kind()) if static else None
+        key = (losses.identity(loss), trained, build, rows, room, call.kind()) if static else None
         session = self._sessions.get(key) if static else None
         if session is None:
             session = engine_steps.make_session(
@@ -251,7 +251,7 @@ class Lane:
     ) -> engine_steps.Pass:
         """The pass for this call of ``apply``: a remembered one where such a call was made before."""
         key = (
-            function, images.pixels.data_ptr(), size, precision, engine_steps.describe(given),
+            losses.identity(function), images.pixels.data_ptr(), size, precision, engine_steps.describe(given),
             *((name, engine_steps.structure(net)) for name, net in frozen.items()),
         )  # fmt: skip
         # a closure is another function in each call, and what it captures may differ: it runs directly, and is not kept

@@ -41,6 +41,16 @@ def is_plain(function: Callable[..., Any]) -> bool:
     return isinstance(function, types.FunctionType) and not function.__closure__
 
 
+def identity(function: Callable[..., Any]) -> Any:
+    """What tells a function from others, as part of a key: of a plain one without defaults what it is made of, since a
+    lambda inside a turn is a new object in each."""
+    if isinstance(function, types.FunctionType) and not (
+        function.__closure__ or function.__defaults__ or function.__kwdefaults__
+    ):
+        return function.__code__, id(function.__globals__)
+    return function
+
+
 def has_batchnorm(network: torch.nn.Module) -> bool:
     return any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in network.modules())
 
