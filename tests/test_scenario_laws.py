@@ -268,7 +268,7 @@ def test_human_noise_without_labels_says_which_there_are():
     true, sources = people(100)
     with pytest.raises(ValueError, match=r"needs labelled_by, .*there are: worse_label"):
         drawn(noise_from("cifar10n-aggre"), true, 4, sources)
-    with pytest.raises(ValueError, match="there are: none"):
+    with pytest.raises(ValueError, match="needs human labels, and this data set has none"):
         drawn(noise_from("cifar10n-aggre"), true, 4)
 
 
@@ -682,3 +682,8 @@ def test_diff_says_why_numbers_cannot_be_compared(tmp_path, monkeypatch):
     assert "not comparable: both say tau=0.7, and " in reasons["excluded"]
     assert "not comparable: one trains on 1438 samples and the other on 11" in reasons["held"]
     assert done("scenario", "diff", "a", "a") == "the same scenario\n"
+    for name in ("fedcorr", "fedcorr-legacy"):  # which differ from a hundred classes on
+        built(name, "--noise", name)
+    renamed = done("scenario", "diff", "fedcorr", "fedcorr-legacy").splitlines()
+    assert renamed[-1] == "comparable: clients, samples and labels are the same"
+    assert all("comparable" not in line for line in renamed[:-1])

@@ -141,10 +141,13 @@ def diff(a: ManifestFile, b: ManifestFile) -> None:
     differences = scenario.diff(first, second)
     for difference in differences:
         console.out.print(difference, markup=False, soft_wrap=True)
-    for reason in scenario.incomparable(first, second):
+    reasons = scenario.incomparable(first, second)
+    for reason in reasons:
         console.out.print(f"not comparable: {reason}", markup=False, soft_wrap=True)
     if not differences:
         console.out.print("the same scenario")
+    elif not reasons:
+        console.out.print("comparable: clients, samples and labels are the same")
 
 
 def draw_scenario(

@@ -211,9 +211,13 @@ def _require_sources(law: Noise, classes: int, sources: Sources) -> None:
             "file"
         )
     if law.target in ("human", "twin") and law.labelled_by not in sources.human:
-        known = ", ".join(sources.human) or "none"
+        if not sources.human:
+            raise ValueError(
+                f"target={law.target!r} needs human labels, and this data set has none: take another noise"
+            )
         raise ValueError(
-            f"target={law.target!r} needs labelled_by, a set of human labels of this data set; there are: {known}"
+            f"target={law.target!r} needs labelled_by, a set of human labels of this data set; there are: "
+            f"{', '.join(sources.human)}"
         )
     if law.target == "instance" and sources.images is None:
         raise ValueError("instance-dependent noise looks at the training images, and none were handed over")
