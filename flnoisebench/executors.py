@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ import torch
 from flnoisebench import trees
 from flnoisebench.api import KEEP, Claims, Method, Reply
 from flnoisebench.engine import Engine, Lane
-from flnoisebench.profiling import Meter
+from flnoisebench.profiling import Meter, peak_memory
 from flnoisebench.trees import Tree
 
 
@@ -194,6 +195,10 @@ def as_numbers(values: Mapping[str, Any], what: str) -> dict[str, float]:
 class Executor(Protocol):
     """What the runtime wants of one."""
 
+    @property
+    def peaks(self) -> Mapping[str, int]:
+        """{device: the most bytes that processes of its own have held there, added up over these}."""
+
     def run(self, jobs: Sequence[Job], sizes: Mapping[int, int]) -> list[Outcome]:
         """All outcomes, sorted by client; raises the ClientError of the lowest client that failed, ChildProcessError
         where a process was killed."""
@@ -213,6 +218,8 @@ def _settle(futures: Sequence[Future[Any]]) -> list[Any]:
 
 class Serial:
     """One client after the other."""
+
+    peaks: Mapping[str, int] = {}
 
     def __init__(self, engine: Engine) -> None:
         self._lane = Lane(engine)
@@ -333,6 +340,8 @@ class Threads:
     full participation a client meets the same lane in every round and its odd last batch is recorded once.
     """
 
+    peaks: Mapping[str, int] = {}
+
     def __init__(self, engine: Engine, lanes: int, beside: Sequence[Engine] = ()) -> None:
         self._home = engine.device
         engines = [engine, *beside][:lanes]
@@ -379,6 +388,8 @@ class Processes:
         # forked process cannot use CUDA
         context = torch.multiprocessing.get_context("spawn")
         self._home = home
+        self._devices = devices
+        self._peaks = [0] * len(devices)  # of each worker
         self._workers = [
             ProcessPoolExecutor(1, context, initializer=_start_worker, initargs=(build, device, lanes))
             for device in devices
@@ -396,15 +407,15 @@ class Processes:
     def _run(self, jobs: Sequence[Job], sizes: Mapping[int, int]) -> list[Outcome]:
         by_client = {job.client: job for job in jobs}
         hands = deal(sorted(by_client), sizes, len(self._workers))
-        started = [
-            worker.submit(_work, _packed([by_client[client] for client in hand]), sizes)
-            for worker, hand in zip(self._workers, hands, strict=True)
+        started = {
+            i: worker.submit(_work, _packed([by_client[client] for client in hand]), sizes)
+            for i, (worker, hand) in enumerate(zip(self._workers, hands, strict=True))
             if hand
-        ]
+        }
         outcomes: dict[int, Outcome] = {}
         failures: dict[int, ClientError] = {}
-        for future in started:
-            light, packed, failed = future.result()
+        for i, future in started.items():
+            light, packed, failed, self._peaks[i] = future.result()
             failures |= {client: ClientError(message) for client, message in failed.items()}
             for outcome, (upload, state, claims) in zip(light, _unpacked(packed), strict=True):
                 job = by_client[outcome.client]
@@ -412,6 +423,13 @@ class Processes:
         if failures:
             raise failures[min(failures)]
         return [outcomes[client] for client in sorted(outcomes)]
+
+    @property
+    def peaks(self) -> Mapping[str, int]:
+        total: Counter[str] = Counter()
+        for device, peak in zip(self._devices, self._peaks, strict=True):
+            total[device] += peak
+        return total
 
     def close(self) -> None:
         for worker in self._workers:
@@ -466,8 +484,8 @@ def _start_worker(build: Callable[..., Engine], device: str, lanes: int) -> None
 
 def _work(
     packed: tuple[torch.Tensor, list[Job]], sizes: Mapping[int, int]
-) -> tuple[list[Outcome], torch.Tensor, dict[int, str]]:
-    """In a worker: (outcomes without trees, their trees in shared memory, messages of failed clients).
+) -> tuple[list[Outcome], torch.Tensor, dict[int, str], int]:
+    """In a worker: (outcomes without trees, their trees in shared memory, messages of failed clients, peak memory).
 
     Trees travel as bytes, so that no device is assumed.
     """
@@ -483,7 +501,7 @@ def _work(
     try:
         outcomes = executor.run(jobs, sizes)
     except ClientError as error:
-        return [], _shared(trees.to_bytes([])), {error.client: str(error)}
+        return [], _shared(trees.to_bytes([])), {error.client: str(error)}, peak_memory(engine.device)
     found, heavy = [], []
     for outcome in outcomes:
         reply = outcome.reply
@@ -491,4 +509,4 @@ def _work(
         heavy.append([reply.upload, None if keep else outcome.state, vars(reply.claims)])
         bare = Reply(None, KEEP if keep else None, reply.metrics)
         found.append(replace(outcome, reply=bare, state=None))
-    return found, _shared(trees.to_bytes(heavy)), {}
+    return found, _shared(trees.to_bytes(heavy)), {}, peak_memory(engine.device)

@@ -100,7 +100,7 @@ class RoundRecord(Config):
     seconds: dict[str, float] = Field(
         ..., unit="s", why="round: wall; clients: wall; fit, apply: summed over lanes; ..."
     )
-    peak_memory: int = Field(..., ge=0, unit="bytes", why="of the device, or of the process on a CPU")
+    peak_memory: int = Field(..., ge=0, unit="bytes", why="of the run's processes together, on its fullest device")
     digest: str = Field(..., why="chain over states, uploads and predictions up to here")
 
 

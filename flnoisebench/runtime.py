@@ -323,6 +323,7 @@ class Run:
         self.tested = DeviceImages(pixels.to(device), torch.from_numpy(places).to(device), look)
         self.tested_labels = labels[places]
         self._executor_kind, self._lanes = _choose_executor(executor, lanes, self.devices, settings.protocol.model)
+        self._peaks: Mapping[str, int] = {}  # of the executor
 
     # ---------------------------------------------------------------------------------------- the loop
 
@@ -433,6 +434,7 @@ class Run:
         ]
         with meter.time("clients", self.device):
             outcomes = executor.run(jobs, self._sizes)
+            self._peaks = executor.peaks
             require_finite(outcomes, jobs, self.method)
         after = self._lane.server(round, exchange, "aggregate")
         state = self._aggregated(position, outcomes, after, written)
@@ -596,7 +598,7 @@ class Run:
             bytes_down=opened.bytes_down,
             images={name: int(opened.images[name]) for name in COUNTED},
             seconds={name: _rounded(value) for name, value in sorted(opened.seconds.items())},
-            peak_memory=max(peak_memory(device) for device in self.devices),
+            peak_memory=max(peak_memory(device) + self._peaks.get(str(device), 0) for device in self.devices),
             digest=position.digest,
         )
         if self._environment["sharing"] == "alone":  # once beside another, its seconds are not its own

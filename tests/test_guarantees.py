@@ -755,6 +755,14 @@ def test_guarantee_5_seconds_have_their_parts_and_these_do_not_exceed_the_whole(
     assert result.peak_memory > 0
 
 
+def test_guarantee_5_memory_is_that_of_worker_processes_too(tmp_path):
+    run = tiny_run(fixtures.Averaging, tmp_path, executor="processes", lanes=2)
+    result = run.execute()
+    workers = run._peaks["cpu"]
+    assert workers > 2 * 50e6  # of two, each with torch
+    assert result.peak_memory >= workers + 50e6
+
+
 # ------------------------------------------------------------------------------ 6: safe files, honest failures
 
 CLIENT_FAULTS = {

@@ -124,7 +124,7 @@ class Row(Config):
     seconds_per_round: float | None = Field(
         ..., unit="s", why="wall time, with evaluation and digests, beside whatever else ran there"
     )
-    peak_memory: int | None = Field(..., unit="bytes", why="of the device, or of the process on a CPU")
+    peak_memory: int | None = Field(..., unit="bytes", why="of the run's processes together, on its fullest device")
     bytes_up_ratio: float | None = Field(
         ..., unit="times the reference", why="mean over pairs of runs of a draw on the same hardware; so all ratios"
     )
