@@ -192,10 +192,11 @@ def map_images(path: Path, files: Sequence[Path], size: int, progress: Progress 
     partial, journal, problems = (path.with_name(path.name + end) for end in (".partial", ".journal", ".problems"))
     task = hashlib.sha256("\n".join([f"{len(files)} {size}", *map(str, files)]).encode(errors="surrogateescape"))
     stamp = path.with_name(path.name + ".digest")
-    if path.is_file() and (known := _stamped(stamp, task.hexdigest())):
+    done = _journalled(journal, task.hexdigest()) if partial.is_file() else {}
+    # with blocks of this task still in ``partial`` the stamp may be ahead of the map: it is written before the rename
+    if path.is_file() and not done and (known := _stamped(stamp, task.hexdigest())):
         progress(len(files), len(files))
         return known
-    done = _journalled(journal, task.hexdigest()) if partial.is_file() else {}
     header = _header(len(files), size)
     wanted = len(header) + len(files) * 3 * size * size
     written = partial.stat().st_blocks * 512 if done else 0
@@ -219,7 +220,8 @@ def map_images(path: Path, files: Sequence[Path], size: int, progress: Progress 
         _write_at(target.fileno(), block.data.cast("B"), len(header) + start * 3 * size * size)
         return hashlib.sha256(block.data).hexdigest()
 
-    with partial.open("r+b" if done else "w+b") as target, journal.open("a" if done else "w") as diary:
+    # the journal first: what it says of an earlier map must be gone before there is a new file to be taken for that one
+    with journal.open("a" if done else "w") as diary, partial.open("r+b" if done else "w+b") as target:
         if done:
             diary.write("\n")  # what was torn stays a line of its own
         else:

@@ -396,6 +396,59 @@ def test_a_map_begun_for_other_files_or_another_size_begins_anew(files, tmp_path
     assert tuple(open_map(tmp_path / "a.npy").shape) == (40, 3, 24, 24)
 
 
+class Killed(BaseException):
+    pass
+
+
+def killed_at(monkeypatch, place, name, path, files):
+    """A kill while the map is made, at the first call of something."""
+
+    def kill(*_):
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(place, name, kill)
+        with pytest.raises(Killed):
+            map_images(path, files, 16)
+
+
+def test_a_kill_before_the_new_map_has_its_name_does_not_leave_the_old_one_under_the_new_digest(
+    files, tmp_path, monkeypatch
+):
+    path = tmp_path / "a.npy"
+    map_images(path, files[:8], 16)
+    killed_at(monkeypatch, imagefiles.os, "replace", path, files[8:16])
+    monkeypatch.setattr(imagefiles, "pixels_of", None)  # nothing is decoded again
+    digest = map_images(path, files[8:16], 16)
+    assert digest == digest_images(open_map(path))
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["a.npy", "a.npy.digest"]
+
+
+def test_a_whole_map_is_left_alone_beside_one_that_was_begun_for_other_files(files, tmp_path, monkeypatch):
+    path = tmp_path / "a.npy"
+    digest = map_images(path, files[:8], 16)
+    killed_at(monkeypatch, imagefiles, "_write_at", path, files[8:16])
+    monkeypatch.setattr(imagefiles, "pixels_of", None)
+    assert map_images(path, files[:8], 16) == digest == digest_images(open_map(path))
+
+
+def test_a_journal_that_outlived_its_map_vouches_for_no_new_file(files, tmp_path, monkeypatch):
+    path, real, journals = tmp_path / "a.npy", Path.open, []
+    digest = map_images(path, files[:8], 16)
+    path.unlink()
+    killed_at(monkeypatch, imagefiles.os, "replace", path, files[:8])
+    (tmp_path / "a.npy.partial").unlink()  # the map of that name, deleted, whose journal a kill had left
+
+    def opened(self, mode="r", *rest, **more):
+        if mode == "w" and self.suffix == ".journal":
+            journals.append((tmp_path / "a.npy.partial").exists())
+        return real(self, mode, *rest, **more)
+
+    monkeypatch.setattr(Path, "open", opened)
+    assert map_images(path, files[:8], 16) == digest
+    assert journals == [False]
+
+
 def test_undecodable_files_are_all_listed_and_repaired_ones_are_all_that_is_decoded(archive, tmp_path, monkeypatch):
     monkeypatch.setattr(imagefiles, "BLOCK", 16)
     files = sorted((archive / "images").rglob("*.jpg"))
