@@ -199,7 +199,7 @@ def map_images(path: Path, files: Sequence[Path], size: int, progress: Progress 
         return known
     header = _header(len(files), size)
     wanted = len(header) + len(files) * 3 * size * size
-    written = partial.stat().st_blocks * 512 if done else 0
+    written = partial.stat().st_blocks * 512 if partial.is_file() else 0  # another task's is written over
     if shutil.disk_usage(path.parent).free < wanted - written:
         free = shutil.disk_usage(path.parent).free
         text = f"{wanted - written:,} bytes are needed for the memory map and {free:,} are free; choose fewer images"

@@ -477,6 +477,14 @@ def test_a_full_disk_is_said_before_anything_is_decoded(files, tmp_path, monkeyp
     assert not (tmp_path / "a.npy.partial").exists()
 
 
+def test_room_that_a_map_begun_for_other_files_takes_counts_as_free(files, tmp_path, monkeypatch):
+    (tmp_path / "a.npy.partial").write_bytes(bytes(1 << 16))  # begun at another size
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    map_images(tmp_path / "a.npy", files[:4], 16)
+    assert len(open_map(tmp_path / "a.npy")) == 4
+
+
 def test_a_map_is_read_by_numpy_and_never_written_through(files, tmp_path):
     map_images(tmp_path / "a.npy", files[:4], 16)
     stored = np.load(tmp_path / "a.npy")
