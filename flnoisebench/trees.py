@@ -139,9 +139,13 @@ def on(tree: Tree, device: torch.device) -> Tree:
     tensors = [leaf for leaf in values(tree) if isinstance(leaf, torch.Tensor)]
     if any(leaf.device != device for leaf in tensors):
         tree = to(tree, device)
-    if all(leaf.is_contiguous() or _dense_order(leaf) for leaf in tensors):
+    if all(map(_is_dense, tensors)):
         return tree
-    return map_tensors(lambda leaf: leaf if _dense_order(leaf) else leaf.contiguous(), tree)
+    return map_tensors(lambda leaf: leaf if _is_dense(leaf) else leaf.contiguous(), tree)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() or bool(_dense_order(tensor))
 
 
 def _dense_order(tensor: torch.Tensor) -> list[int] | None:
@@ -207,11 +211,21 @@ def _pieces(of: list[tuple[str, Any]]) -> tuple[list[tuple[Any, torch.Tensor]], 
         start += _word_count(leaf)
     pieces = []
     for base, layout, members in found.values():
-        if sum(leaf.numel() for _, leaf in members) == base.numel():
+        if _filled(layout, base.numel()) and all(_is_dense(leaf) for _, leaf in members):
             pieces.append((tuple(layout), base))
         else:
             loose += members
     return pieces, loose
+
+
+def _filled(layout: list[Any], size: int) -> bool:
+    """Whether views lie side by side in a vector, from its start to its end: two of one half have its size too."""
+    end = 0
+    for offset, count in sorted((offset, shape.numel()) for _, _, offset, shape, _ in layout):
+        if offset != end:
+            return False
+        end += count
+    return end == size
 
 
 def non_finite(several: Sequence[Tree]) -> list[str | None]:
@@ -299,7 +313,10 @@ def _fingerprint(of: list[tuple[str, Any]]) -> torch.Tensor | None:
         if base.element_size() >= 4:
             sums.append((_laid_keys(layout, base) * _words(base)).sum(1, dtype=torch.int64))
         else:
-            loose += [(start, base.as_strided(shape, stride, offset)) for start, _, offset, shape, stride in layout]
+            first = base.storage_offset()
+            loose += [
+                (start, base.as_strided(shape, stride, first + offset)) for start, _, offset, shape, stride in layout
+            ]
     by_device: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
     for start, leaf in loose:
         if isinstance(leaf, torch.Tensor):

@@ -149,6 +149,25 @@ def test_a_digest_does_not_depend_on_what_its_tensors_are_views_of():
     assert trees.digest(shared) == trees.digest(apart) == trees.digest(from_bytes(to_bytes(shared)))
 
 
+@pytest.mark.parametrize(
+    "views",
+    [
+        lambda vector: (vector[:3], vector[:3]),  # as large as the vector, and half of it
+        lambda vector: (vector[:3], vector[3:], vector[3:]),
+        lambda vector: (vector[:1].expand(6),),
+        lambda vector: (vector[::2], vector[1::2]),
+        lambda vector: vector.split([2, 4]),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.bool])
+@pytest.mark.parametrize("start", [0, 5])
+def test_views_have_the_digest_that_they_have_after_a_resume(views, dtype, start):
+    vector = (torch.arange(-3, 8) * 37 % 11)[start : start + 6].clone().to(dtype)
+    longer = torch.cat([torch.zeros(start, dtype=dtype), vector])
+    tree = list(views(longer[start:].detach()))  # of a vector that begins in the middle of its memory
+    assert digest(tree) == digest([leaf.clone() for leaf in tree]) == digest(from_bytes(to_bytes(tree)))
+
+
 def test_the_order_of_a_dict_survives_since_a_method_may_sum_over_it():
     assert list(from_bytes(to_bytes({"b": 1, "a": 2, "10": 3, "9": 4}))) == ["b", "a", "10", "9"]
 
