@@ -87,6 +87,9 @@ def check(tree: Tree, what: str) -> None:
     elif isinstance(tree, torch.Tensor):
         if type(tree) not in (torch.Tensor, torch.nn.Parameter):
             raise TreeError(f"{what}: a plain tensor is wanted, not {type(tree).__name__}")
+        if tree.layout != torch.strided or tree.is_complex():  # written, averaged and looked through for NaN by none
+            kind = "complex" if tree.is_complex() else "sparse"
+            raise TreeError(f"{what}: a dense tensor of real numbers is wanted, not a {kind} one")
         if tree.requires_grad:
             raise TreeError(f"{what}: the tensor still carries a gradient; detach it (weights(network) does)")
     elif tree is not None and type(tree) not in _PLAIN:

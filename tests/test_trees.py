@@ -201,9 +201,11 @@ def test_payload_is_elements_times_item_size_8_a_number_and_utf8_of_a_string():
         ({"mean": np.float64(1)}, r"thing/mean: float64 is no plain float, .* after a resume: .* float\(\.\.\.\)"),
         ({"name": np.str_("a")}, r"thing/name: str_ is no plain str"),
         ([torch.zeros(2, 3).shape], r"thing/0: Size is no plain tuple, .* with tuple\(\.\.\.\)"),
+        ({"a": [torch.ones(2) * 1j]}, r"thing/a/0: a dense tensor of real numbers is wanted, not a complex one"),
+        ({"a": torch.eye(2).to_sparse()}, r"thing/a: a dense tensor of real numbers is wanted, not a sparse one"),
         ({"split": torch.ones(2).max(0)}, r"thing/split: max is no plain tuple"),  # a named one
     ],
-    ids=range(12),
+    ids=range(14),
 )
 def test_what_is_no_tree_is_refused_and_its_place_named(tree, message):
     with pytest.raises(TreeError, match=message):
