@@ -425,6 +425,12 @@ def test_a_mixture_is_kept_in_the_file_with_what_its_laws_give(tmp_path):
         ({"target": "mixed", "mixture": [Noise()]}, "plain laws with clients='all'"),
         ({"target": "twin", "label_space": "client"}, "knows no label space"),
         ({"label_space": "first-ten", "include_true": False}, "first-ten"),
+        ({"target": "mixed", "mixture": None}, "mixture"),
+        ({"target": "mixed", "mixture": 3}, "mixture"),
+        ({"target": "mixed", "mixture": {"preset": "fedcorr"}}, "mixture\n.*valid tuple"),
+        ({"target": "mixed", "mixture": [{"preset": 5}]}, "preset = 5: the name of a noise is wanted"),
+        ({"target": "mixed", "mixture": [{"preset": ["fedcorr"]}]}, "the name of a noise is wanted"),
+        ({"clients": "ids", "ids": True}, "ids"),
         ({"mass": 1.2}, "mass is drawn, stratified or a share"),
         ({"mass": "stratifeid"}, "mass"),
     ],
@@ -573,6 +579,8 @@ def test_a_law_is_said_in_a_toml_file(tmp_path, monkeypatch):
         ("rhoo = 1", "Did you mean rho"),
         ("rho = 2", "less than or equal to 1"),
         ('preset = "fedcov"', "Did you mean fedcorr"),
+        ("preset = 5", "preset = 5: the name of a noise is wanted"),
+        ('target = "mixed"\nmixture = 5', "mixture = 5"),
         ("lo = 0.1", "lo=0.1 would change nothing"),
     ):
         Path("bad.toml").write_text(text)
@@ -580,6 +588,10 @@ def test_a_law_is_said_in_a_toml_file(tmp_path, monkeypatch):
             resolve_scenario(dataset="digits", noise="bad.toml")
     with pytest.raises(ValueError, match="cannot be read"):
         resolve_scenario(dataset="digits", noise="none.toml")
+
+
+def test_a_single_noisy_client_is_said_by_its_number():
+    assert Noise(clients="ids", ids=3).ids == (3,) == Noise(clients="ids", ids="3").ids
 
 
 def test_every_new_choice_can_be_said_on_the_command_line_and_checked(tmp_path, monkeypatch):

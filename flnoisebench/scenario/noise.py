@@ -108,7 +108,9 @@ class Noise(Law):
 
     @pydantic.field_validator("ids", mode="before")
     @classmethod
-    def _ids_from_text(cls, value: Any) -> Any:  # "0,3,5", as a command line gives it
+    def _ids_from_text(cls, value: Any) -> Any:  # "0,3,5", as a command line gives it, and of one client its number
+        if isinstance(value, int) and not isinstance(value, bool):
+            return [value]
         return [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
     @pydantic.field_validator("matrix", mode="before")
@@ -122,6 +124,8 @@ class Noise(Law):
         """``fedcova-sym,coteaching-pair``, ``[{"preset": ..., "tau": ...}, ...]`` as JSON or in TOML, or laws."""
         if isinstance(value, str):
             value = json.loads(value) if value.lstrip().startswith("[") else value.split(",")
+        if not isinstance(value, list | tuple):
+            return value  # which pydantic refuses
         laws = []
         for part in value:
             if isinstance(part, str):
@@ -410,6 +414,8 @@ def noise_from(preset: str, **changes: Any) -> Noise:
     Raises ValueError (pydantic's is one) for an unknown preset or field, with near misses, for a value out of
     range, and for a field that the resulting law would not read: it would change nothing.
     """
+    if not isinstance(preset, str):  # a file's may be anything
+        raise ValueError(f"preset = {preset!r}: the name of a noise is wanted, such as fedcorr")
     if preset not in NOISE_PRESETS:
         hint = _told_of(preset) or near(preset, NOISE_PRESETS)
         raise ValueError(f"unknown noise {preset!r}.{hint} Known: {', '.join(NOISE_PRESETS)}.")
