@@ -363,6 +363,8 @@ def test_a_csv_split_is_taken_exactly_and_a_bad_line_is_named(tmp_path):
         (["index,client", "0,1", "x,1"], r"split\.csv:3: 'x,1' is not 'index,client'"),
         (["index,client", "100,1"], r"split\.csv:2: there is no sample 100: the data set has 0\.\.99"),
         (["index,client", "1,-1"], r"split\.csv:2: there is no client -1"),
+        (["index,client", "1,1000000000000"], r"split\.csv:2: there is no client 1000000000000: .* without gaps"),
+        (["index,client", f"1,{10**30}"], r"split\.csv:2: there is no client 1000"),
         (["index,client", "1,1", "", "1,2"], r"split\.csv:4: sample 1 is given twice: client 1, then 2"),
         (["index,client", *lines[1:]], "gives no client to 1 of 100 samples"),
     ):

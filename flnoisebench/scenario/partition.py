@@ -127,7 +127,7 @@ def pinned(spec: Partition) -> Partition:
 def read_csv(path: Path, samples: int | None = None) -> Ints:
     """The owners of a CSV split: a line ``index,client``, then a line for each of the ``samples`` positions (None: as
     many as there are lines), in any order.  Raises ValueError, naming file and line, for a line that is no pair of
-    whole numbers, an index out of range or given twice, and with the first missing index."""
+    whole numbers, an index or client out of range, an index given twice, and with the first missing index."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
@@ -146,8 +146,11 @@ def read_csv(path: Path, samples: int | None = None) -> Ints:
             raise ValueError(f"{path}:{number}: {line[:60]!r} is not 'index,client', two whole numbers") from None
         if not 0 <= index < samples:
             raise ValueError(f"{path}:{number}: there is no sample {index}: the data set has 0..{samples - 1}")
-        if client < 0:
-            raise ValueError(f"{path}:{number}: there is no client {client}: they are numbered from 0")
+        if not 0 <= client < samples:  # there would be a client without samples
+            raise ValueError(
+                f"{path}:{number}: there is no client {client}: they are numbered from 0 without gaps, and there are "
+                f"{samples} samples"
+            )
         if owner[index] >= 0:
             raise ValueError(f"{path}:{number}: sample {index} is given twice: client {owner[index]}, then {client}")
         owner[index] = client
