@@ -340,7 +340,7 @@ def test_an_intruder_is_wrong_whatever_it_is_called_and_no_oracle_or_validation_
         assert summary(cleaned.scenario, cleaned.truth)["expected_rate"] == 0
 
 
-def test_the_foreign_images_are_part_of_a_scenarios_digests_and_of_its_file(open_set, tmp_path):
+def test_the_foreign_images_are_part_of_a_scenarios_digests_and_of_its_file(open_set, tmp_path, monkeypatch):
     data, arrays, scene, truth, root = open_set
     scenario.save(tmp_path / "a", scene, truth)
     back = scenario.load(tmp_path / "a")
@@ -348,6 +348,11 @@ def test_the_foreign_images_are_part_of_a_scenarios_digests_and_of_its_file(open
     assert inputs.check_scenario(*back, data, arrays, root) == []
     other = inputs.build_scenario(scene.spec.model_copy(update={"draw": 1}), data, arrays, root)
     assert scene.digests["foreign"] != other[0].digests["foreign"]
+    with monkeypatch.context() as patched:
+        patched.setattr(inputs, "foreign_images", lambda *_: torch.zeros((40, 3, 9, 9), dtype=torch.uint8))
+        black = inputs.build_scenario(scene.spec, data, arrays, root)
+    (said,) = scenario.diff((scene, truth), black)  # the same places, under other images
+    assert said.startswith("foreign images: SHA-256 ")
     moved = truth.foreign.copy()
     moved[truth.foreign >= 0] = 0
     forged = scenario.Truth(truth.true, truth.noisy, truth.nominal, foreign=moved)

@@ -510,8 +510,10 @@ def diff(a: Manifest, b: Manifest) -> list[str]:
     ]
     if first.classes != second.classes:
         found.append(f"classes: {first.classes} and {second.classes}")
-    if first.digests["data"] != second.digests["data"]:
-        found.append(f"data: SHA-256 {first.digests['data'][:12]}... and {second.digests['data'][:12]}...")
+    for name, what in (("data", "data"), ("foreign", "foreign images")):  # without the latter the law says it
+        old, new = first.digests.get(name), second.digests.get(name)
+        if old and new and old != new:
+            found.append(f"{what}: SHA-256 {old[:12]}... and {new[:12]}...")
     if len(first.owner) != len(second.owner):
         return [*found, f"samples: {len(first.owner)} and {len(second.owner)}"]
     n = len(first.owner)
