@@ -109,7 +109,7 @@ def scenario_sources(
         images=arrays.train_images.numpy() if "instance" in targets else None,
         human={name: labels.numpy() for name, labels in human.items()},
         foreign=0 if other is None else len(other),
-        foreign_digest="" if other is None else hashlib.sha256(other.contiguous().numpy().data).hexdigest(),
+        foreign_digest="" if other is None else _pixels_sha256(other),
         owners=owners,
     )
 
@@ -125,12 +125,25 @@ def foreign_images(spec: scenario.ScenarioSpec, data_root: Path) -> torch.Tensor
 
 def with_foreign(arrays: Arrays, scene: scenario.Scenario, truth: scenario.Truth, data_root: Path) -> Arrays:
     """The data set with the other data set's images where open-set noise put them: in another's size and colours they
-    would be told apart by their shape, so they are scaled (bilinear, antialiased), greyed or tripled to fit."""
+    would be told apart by their shape, so they are scaled (bilinear, antialiased), greyed or tripled to fit.
+
+    Raises ValueError where the other data set is not the one that the scenario was drawn with.
+    """
     if truth.foreign is None:
         return arrays
     places = torch.as_tensor(np.flatnonzero(truth.foreign >= 0))
-    images = foreign_images(scene.spec, data_root)[torch.as_tensor(truth.foreign[truth.foreign >= 0])]
+    images = foreign_images(scene.spec, data_root)
+    if scenario.foreign_digest(_pixels_sha256(images), truth.foreign) != scene.digests["foreign"]:
+        raise ValueError(
+            f"the foreign images in {data_root} are not those that the scenario was drawn with (another SHA-256). "
+            " Bring those back, or build the scenario anew."
+        )
+    images = images[torch.as_tensor(truth.foreign[truth.foreign >= 0])]
     return replace(arrays, train_images=arrays.train_images.index_copy(0, places, fitted(images, arrays.train_images)))
+
+
+def _pixels_sha256(images: torch.Tensor) -> str:
+    return hashlib.sha256(images.contiguous().numpy().data).hexdigest()
 
 
 def fitted(images: torch.Tensor, to: torch.Tensor) -> torch.Tensor:

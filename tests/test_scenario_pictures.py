@@ -71,6 +71,30 @@ def test_a_picture_without_samples_needs_no_data(manifest, monkeypatch):
     assert not Path("b.svg").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--dataset", "synthetic"), "has other data than the manifest was built on"),
+        (("--noise", "open-set", "--noise-set", "foreign=synthetic"), "are not those that the scenario was drawn with"),
+    ],
+)
+def test_samples_of_other_data_are_not_drawn(words, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = ("scenario", "show", "a", "--svg", "a.svg", "--data-root", ".")
+    settings = Path("synthetic.json")
+    settings.write_text('{"images": 300, "test": 20}')
+    done("scenario", "build", *words, "--clients", "5", "--out", "a", "--data-root", ".")
+    done(*command)
+    Path("a.svg").unlink()
+    for other in ('{"images": 300, "test": 20, "contrast": 0.9}', '{"images": 100, "test": 20}'):
+        settings.write_text(other)
+        told = refused(*command)
+        assert said in told
+        assert told.endswith("Or draw without samples: --no-sheet")
+        assert not Path("a.svg").exists()
+    done(*command, "--no-sheet")
+
+
 def test_another_ending_or_a_missing_matplotlib_is_said(manifest, monkeypatch):
     assert "a picture's name ends in .png or .svg" in refused("scenario", "show", manifest, "--png", "a.jpg")
     real = builtins.__import__

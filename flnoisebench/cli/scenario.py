@@ -14,7 +14,7 @@ from flnoisebench.api import MissingData
 from flnoisebench.cli import console
 from flnoisebench.cli import options as opt
 from flnoisebench.cli.console import line, percent
-from flnoisebench.inputs import build_scenario, check_scenario, with_foreign
+from flnoisebench.inputs import build_scenario, check_scenario, data_digest, with_foreign
 from flnoisebench.scenario import pictures
 from flnoisebench.settings import resolve_scenario, scenario_changes
 
@@ -153,16 +153,22 @@ def diff(a: ManifestFile, b: ManifestFile) -> None:
 def draw_scenario(
     scene: scenario.Scenario, truth: scenario.Truth, paths: Sequence[Path], data_root: Path | None
 ) -> None:
-    """Write the pictures; with samples where a data root is given."""
+    """Write the pictures; with samples where a data root is given.  Raises ValueError where its data are others."""
     for path in paths:
         pictures.require(path)
     data = registry.load_dataset(scene.spec.dataset)
     names, samples = data.classes, []
     if data_root is not None:
+        advice = "Or draw without samples: --no-sheet"
         try:
-            arrays = with_foreign(data.load(data_root), scene, truth, data_root)
+            arrays = data.load(data_root)
+            if data_digest(arrays) != scene.digests["data"]:
+                raise ValueError(f"{data_root} has other data than the manifest was built on (their SHA-256 differs).")
+            arrays = with_foreign(arrays, scene, truth, data_root)
         except MissingData as error:
-            raise MissingData(f"{error}  Or draw without samples: --no-sheet") from error
+            raise MissingData(f"{error}  {advice}") from error
+        except ValueError as error:
+            raise ValueError(f"{error}  {advice}") from error
         names = arrays.classes or names
         samples = pictures.samples_of(scene, truth, arrays.train_images.numpy(), pictures.chosen(scene, truth))
     for path in paths:

@@ -12,6 +12,7 @@ from flnoisebench.scenario.manifest import (
     diff,
     digest,
     encoded,
+    foreign_digest,
     incomparable,
     load,
     read_split,
@@ -36,7 +37,7 @@ from flnoisebench.scenario.partition import PARTITION_LAWS, PARTITION_READS, Par
 __all__ = [
     "CLASS_MAPS", "NOISE_PRESETS", "PARTITION_LAWS", "PARTITION_READS", "PRESET_PARTITIONS", "Manifest", "Noise",
     "Partition", "Scenario", "ScenarioSpec", "Sources", "Truth", "build", "check", "corrupt", "diff", "digest",
-    "encoded", "incomparable", "load", "mean_rate", "noise_from", "noise_from_file", "noise_name", "parts", "pinned",
-    "read_split", "realised_pairs", "remarks", "reordered", "save", "settled_facts", "split", "split_clients",
-    "summary",
+    "encoded", "foreign_digest", "incomparable", "load", "mean_rate", "noise_from", "noise_from_file", "noise_name",
+    "parts", "pinned", "read_split", "realised_pairs", "remarks", "reordered", "save", "settled_facts", "split",
+    "split_clients", "summary",
 ]  # fmt: skip

@@ -204,7 +204,7 @@ def build(
     told = {"noise_rate": mean_rate(drawn.nominal, owner), "noisy_clients": float(drawn.noisy.sum())}
     digests = {"data": data_digest, "partition": digest(owner), "labels": digest(drawn.given)}
     if drawn.foreign is not None:
-        digests["foreign"] = hashlib.sha256(f"{sources.foreign_digest} {digest(drawn.foreign)}".encode()).hexdigest()
+        digests["foreign"] = foreign_digest(sources.foreign_digest, drawn.foreign)
         assert true is not None
         true = np.where(drawn.foreign < 0, true, -1)
     scenario = Scenario(
@@ -248,6 +248,11 @@ def reordered(scenario: Scenario, truth: Truth, order: Ints) -> Manifest:
 def digest(values: npt.NDArray[Any]) -> str:
     """SHA-256, hex, of the elements in little-endian order."""
     return hashlib.sha256(values.astype(values.dtype.newbyteorder("<")).tobytes()).hexdigest()
+
+
+def foreign_digest(images: str, places: Ints) -> str:
+    """SHA-256, hex, of what open-set noise puts where.  images: of the other data set's.  places: ``Truth.foreign``."""
+    return hashlib.sha256(f"{images} {digest(places)}".encode()).hexdigest()
 
 
 def sealed(values: Array) -> Array:
