@@ -61,7 +61,7 @@ def _load(group: str, name: str) -> type:
         raise unknown(_KIND[group], name, entries, advice)
     try:
         return entries[name].load()
-    except Exception as error:  # whatever a plugin's file does when it is imported
+    except (Exception, SystemExit) as error:  # whatever a plugin's file does when it is imported
         cause = f"{type(error).__name__}: {error}"
         raise ValueError(f"{_KIND[group]} {name!r} ({entries[name].value}) cannot be imported: {cause}") from error
 
@@ -136,7 +136,7 @@ def _from_file(name: str) -> type[Method]:
             del sys.modules[module_name]
             if before is not None:
                 sys.modules[module_name] = before
-            if not isinstance(error, Exception):
+            if not isinstance(error, Exception | SystemExit):  # a script's sys.exit() would end the command in silence
                 raise
             lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
             where = f", line {lines[-1]}" if lines else ""  # a SyntaxError says its line itself

@@ -92,12 +92,14 @@ def test_unknown_lists_at_most_three_near_misses_and_everything_there_is():
         ("no_such_package.anywhere:Ghost", "cannot be imported: ModuleNotFoundError"),
         ("flnoisebench.api:NoSuchClass", "cannot be imported: AttributeError"),
         ("flnoisebench_broken:Broken", "cannot be imported: SyntaxError"),
+        ("flnoisebench_script:Main", "cannot be imported: SystemExit: 0"),
         ("flnoisebench_datasets.digits:Digits", "is no flnoisebench.api.Method"),
         ("flnoisebench.api:average", "is no flnoisebench.api.Method"),
     ],
 )
 def test_an_entry_point_that_is_no_method_is_named_with_the_reason(value, message, entries, tmp_path, monkeypatch):
     (tmp_path / "flnoisebench_broken.py").write_text("class Broken(:\n")
+    (tmp_path / "flnoisebench_script.py").write_text("raise SystemExit(0)\n")
     monkeypatch.syspath_prepend(tmp_path)
     entries(("ghost", value))
     with pytest.raises(ValueError, match=message) as caught:
@@ -215,6 +217,13 @@ def test_a_file_that_failed_to_import_leaves_nothing_behind(tmp_path):
     with pytest.raises(ValueError, match=r"plugin\.py, line 2 cannot be imported: SystemError: at import"):
         registry.load_method(f"{path}:Mine")
     assert set(sys.modules) == before
+
+
+def test_a_file_that_ends_the_program_is_a_broken_file(tmp_path):
+    path = tmp_path / "plugin.py"
+    path.write_text("import sys\n\nsys.exit(0)\n")
+    with pytest.raises(ValueError, match=r"plugin\.py, line 3 cannot be imported: SystemExit: 0"):
+        registry.load_method(f"{path}:Mine")
 
 
 def test_ctrl_c_while_a_file_is_imported_is_not_taken_for_a_broken_file(tmp_path):
