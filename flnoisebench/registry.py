@@ -100,10 +100,16 @@ def _require_definition(method: type[Method]) -> None:
 
 
 def load_dataset(name: str) -> Dataset:
-    """The data set of this name.  Raises UnknownName with near misses."""
+    """The data set of this name.  Raises UnknownName with near misses, and ValueError when it cannot be imported, is
+    none, or lacks something that a run reads."""
     found = _load(DATASETS, name)
     if not (isinstance(found, type) and issubclass(found, Dataset)):
         raise ValueError(f"the entry point {name!r} is no flnoisebench.api.Dataset: {found!r}")
+    missing = sorted(
+        {*found.__abstractmethods__, *(fact for fact in Dataset.__annotations__ if not hasattr(found, fact))}
+    )
+    if missing:
+        raise ValueError(f"the data set {name!r} lacks {', '.join(missing)}, which {found.__name__} must define")
     return found()
 
 

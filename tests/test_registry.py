@@ -1,5 +1,6 @@
 """What the registry promises: names from entry points, near misses, no double names, plugins from files."""
 
+import errno
 import hashlib
 import re
 import sys
@@ -7,7 +8,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-from command_line import PLUGIN
+from command_line import PLUGIN, done
 
 from flnoisebench import registry
 from flnoisebench.api import Dataset, Method
@@ -111,6 +112,35 @@ def test_an_entry_point_that_is_no_data_set_is_refused(entries):
     entries(("ghost", "flnoisebench_methods.fedavg:FedAvg"))
     with pytest.raises(ValueError, match=r"'ghost' is no flnoisebench\.api\.Dataset"):
         registry.load_dataset("ghost")
+
+
+def test_a_data_set_that_lacks_something_is_refused_and_spoils_no_list(entries, tmp_path, monkeypatch):
+    (tmp_path / "flnoisebench_bare.py").write_text(
+        "from flnoisebench.api import Dataset\n\nclass Bare(Dataset):\n    name = title = protocol = source = 'bare'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    entries(
+        ("bare", "flnoisebench_bare:Bare"),
+        ("digits", "flnoisebench_datasets.digits:Digits"),
+        ("ghost", "nowhere:Ghost"),
+    )
+    with pytest.raises(ValueError, match="'bare' lacks classes, load, mean, std, which Bare must define"):
+        registry.load_dataset("bare")
+    said = {line.split("\t")[0]: line.split("\t")[1:] for line in done("data", "list").splitlines()}
+    assert said["bare"] == ["damaged", "the data set 'bare' lacks classes, load, mean, std, which Bare must define"]
+    assert said["digits"][0] == "there"
+    assert said["ghost"][0] == "damaged"
+
+
+def test_a_data_set_that_may_not_be_read_is_listed_as_such_beside_the_others(entries, monkeypatch):
+    def unreadable(self, root, *, public=False):
+        raise PermissionError(errno.EACCES, "Permission denied", "batch_1")
+
+    entries(
+        ("digits", "flnoisebench_datasets.digits:Digits"), ("synthetic", "flnoisebench_datasets.synthetic:Synthetic")
+    )
+    monkeypatch.setattr(registry.load_dataset("digits").__class__, "load", unreadable)
+    assert done("data", "list").startswith("digits\tunreadable\tbatch_1: Permission denied\nsynthetic\tthere")
 
 
 # -------------------------------------------------------------------------------------------------- files

@@ -29,13 +29,15 @@ def list_(data_root: opt.DataRoot = None) -> None:
     """Load every data set that is there and say which is not."""
     root = data_root or opt.default_data_root()
     for name in registry.names(registry.DATASETS):
-        data = registry.load_dataset(name)
         try:
+            data = registry.load_dataset(name)
             arrays = data.load(root)
         except MissingData as error:
             line(name, "missing", " ".join(str(error).split()))
         except ValueError as error:
             line(name, "damaged", str(error))
+        except OSError as error:
+            line(name, "unreadable", console.explained(error))
         else:
             line(name, "there", _size(data, arrays))
 
