@@ -172,7 +172,9 @@ def under_oracle(
         return arrays, scene
     cleaned = oracles.apply(oracle, *scene)
     rows = torch.as_tensor(np.array(cleaned.kept))
-    names = None if arrays.clients is None else tuple(arrays.clients[client] for client in cleaned.clients)
+    # of another partition's clients the names are not, and there may be more of them
+    natural = arrays.clients is not None and scene[0].spec.partition.law == "natural"
+    names = tuple(arrays.clients[client] for client in cleaned.clients) if arrays.clients and natural else None
     arrays = replace(
         arrays, train_images=arrays.train_images[rows], train_labels=arrays.train_labels[rows], clients=names
     )

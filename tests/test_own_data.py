@@ -137,6 +137,16 @@ def test_an_oracle_takes_a_lists_own_truth_and_is_refused_without_one(lists, tmp
     assert "--oracle clean-samples needs true labels" in refused(*words, "--oracle", "clean-samples")
 
 
+@pytest.mark.parametrize("oracle", ["clean-samples", "centralised-clean"])
+def test_an_oracle_heeds_no_names_of_other_clients_than_the_partitions(oracle, lists):
+    words = ("run", "--method", "fedavg", "--dataset", "file-list", "--data-root", lists, "--rounds", "1")
+    out = ("--set", "protocol.model=mlp", "--out", lists / "runs", "--oracle", oracle)
+    split = ("--partition", "iid", "--clients", "3", "--min-size", "1")  # the list names two
+    done(*words, *split, *out)
+    (folder,) = (lists / "runs").rglob("result.json")
+    assert json.loads(folder.read_text())["client_names"] is None
+
+
 def test_scenario_check_vouches_for_no_rate_that_nobody_knows(lists, tmp_path):
     made = ("scenario", "build", "--dataset", "file-list", "--data-root", lists, "--clients", "2", "--partition", "iid")
     checked = ("scenario", "check", "--data-root", lists)
