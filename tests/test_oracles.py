@@ -119,6 +119,8 @@ def test_where_nothing_would_be_left_that_is_said():
         apply("clean-clients", *drawn(nominal=(0.1, 0.6, 0.3)))
     with pytest.raises(ValueError, match="no label is right"):
         apply("clean-samples", *drawn(given=[(label + 1) % 3 for label in TRUE]))
+    with pytest.raises(ValueError, match="no image has a true label"):  # another data set's stand everywhere
+        apply("centralised-clean", *drawn(true=[-1] * len(TRUE)))
 
 
 def test_a_data_set_with_unknown_truth_is_refused_before_anything_is_written(monkeypatch):

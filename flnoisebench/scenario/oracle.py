@@ -57,8 +57,12 @@ def apply(oracle: Oracle, scenario: Scenario, truth: Truth) -> Cleaned:
         stay = clients[:1]
         kept = np.flatnonzero(scenario.held_out | (truth.true >= 0))  # another data set's images have no true label
         given = np.where(training, truth.true, given)
-    if not len(stay):
-        missing = "client is clean" if oracle == "clean-clients" else "label is right"
+    if not training[kept].any():
+        missing = {
+            "clean-clients": "client is clean",
+            "clean-samples": "label is right",
+            "centralised-clean": "image has a true label",
+        }[oracle]
         spec = scenario.spec
         raise ValueError(
             f"--oracle {oracle}: no {missing} under noise {spec.noise_name!r}, draw {spec.draw}; "
