@@ -769,6 +769,13 @@ def test_data_fetch_of_what_needs_no_download_and_of_what_no_program_may_downloa
     assert "Did you mean cifar10" in refused("data", "fetch", "cifar1")
 
 
+def test_human_labels_may_be_fetched_before_the_images(monkeypatch):
+    monkeypatch.setattr(registry.load_dataset("cifar10").__class__, "fetch_human_labels", lambda self, root: None)
+    said = done("data", "fetch", "cifar10", "--human-labels")
+    assert said.startswith(f"cifar10\tthere\thuman labels in {os.environ['FLNOISEBENCH_DATA']}, not checked yet: ")
+    assert "flnoisebench data fetch cifar10" in said
+
+
 # ----------------------------------------------------------------------------------------------------- show
 
 

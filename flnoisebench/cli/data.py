@@ -68,7 +68,10 @@ def fetch(
     root.mkdir(parents=True, exist_ok=True)
     if human_labels:
         data.fetch_human_labels(root)
-        line(name, "there", f"human labels {', '.join(data.human_labels(root))} in {root}")
+        try:
+            line(name, "there", f"human labels {', '.join(data.human_labels(root))} in {root}")
+        except MissingData as error:  # they are held against the images, which may come later
+            line(name, "there", f"human labels in {root}, not checked yet: {error}")
         return
     data.fetch(root)
     arrays = data.load(root)
