@@ -147,7 +147,8 @@ def _pixels_sha256(images: torch.Tensor) -> str:
 
 
 def fitted(images: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
-    """uint8 images with the channels and the size of those of another data set."""
+    """uint8 images with the channels and the size of those of another data set.  Raises ValueError where
+    one has neither one channel nor three, and the other does not have as many."""
     channels, size = to.shape[1], to.shape[2:]
     if images.shape[1] == 3 and channels == 1:
         luma = torch.tensor([299, 587, 114]).view(1, 3, 1, 1)  # ITU-R 601, in whole numbers: the same everywhere
@@ -155,6 +156,8 @@ def fitted(images: torch.Tensor, to: torch.Tensor) -> torch.Tensor:
         images = images.to(torch.uint8)
     elif images.shape[1] == 1 and channels > 1:
         images = images.expand(-1, channels, -1, -1)
+    if images.shape[1] != channels:
+        raise ValueError(f"images of {images.shape[1]} channels cannot stand among those of {channels}: 1 and 3 can")
     if images.shape[2:] != size and len(images):
         parts = [
             torch.nn.functional.interpolate(part.float(), tuple(size), mode="bilinear", antialias=True)

@@ -376,6 +376,8 @@ def test_foreign_images_are_fitted_by_hand():
     assert inputs.fitted(grey, colour).tolist() == grey.expand(1, 3, 2, 2).tolist()
     assert inputs.fitted(colour, grey).shape == grey.shape
     assert inputs.fitted(grey, torch.zeros(1, 1, 1, 1, dtype=torch.uint8)).tolist() == [[[[40]]]]
+    with pytest.raises(ValueError, match="images of 2 channels cannot stand among those of 1"):
+        inputs.fitted(torch.zeros(1, 2, 2, 2, dtype=torch.uint8), grey)
 
 
 # ------------------------------------------------------------------------------------------------ mixtures
