@@ -139,6 +139,13 @@ def test_the_sheet_shows_wrong_labels_first_then_right_ones_and_intruders_as_non
     assert given_only.given is not None
 
 
+def test_a_class_may_be_called_what_would_be_no_formula(tmp_path):
+    scene, truth = made(classes=3)
+    shown = pictures.samples_of(scene, truth, np.zeros((600, 1, 8, 8), dtype=np.uint8), pictures.chosen(scene, truth))
+    pictures.draw(tmp_path / "a.svg", scene, truth, names=("$\\x$", "5$", "10$"), samples=shown)
+    assert "<!-- $\\x$ -->" in (tmp_path / "a.svg").read_text()
+
+
 def test_the_terminals_bubbles_tell_none_from_few_from_many():
     assert pictures.glyphs([0, 1, 25, 26, 50, 75, 76, 100], 100) == " ··∘∘○●●"
     assert pictures.glyphs([0], 0) == " "

@@ -95,9 +95,10 @@ def _title(scenario: Scenario, facts: dict[str, Any]) -> str:
 
 
 def _ticks(axis: Any, labels: Sequence[str], most: int, **style: Any) -> None:
-    """All labels where there is room, else every k-th."""
+    """All labels where there is room, else every k-th, as they are: dollars set no formula."""
     step = -(-len(labels) // most)
-    axis.set_ticks(range(0, len(labels), step), [labels[i] for i in range(0, len(labels), step)], **style)
+    shown = [labels[i] for i in range(0, len(labels), step)]
+    axis.set_ticks(range(0, len(labels), step), shown, parse_math=False, **style)
 
 
 def _bubbles(axes: Any, facts: dict[str, Any], labels: Sequence[str], by: str) -> None:
@@ -156,7 +157,7 @@ def _sheet(figure: Any, grid: Any, samples: Sequence[Sample], labels: Sequence[s
         text, right = labels[sample.given], sample.true in (None, sample.given)
         if not right:
             text += "\nnone of these" if sample.true == -1 else f"\nis {labels[sample.true or 0]}"
-        axes.set_title(text, fontsize=7, color="black" if right else NOISY, pad=2)
+        axes.set_title(text, fontsize=7, color="black" if right else NOISY, pad=2, parse_math=False)
 
 
 # ------------------------------------------------------------------------------------------ in the terminal
