@@ -890,6 +890,14 @@ def test_show_draws_the_curve_on_a_terminal(monkeypatch):
     assert re.search(r"accuracy +▁█  33\.\d\d -> 6\d\.\d\d %, from 33", screen.getvalue()), screen.getvalue()
 
 
+def test_a_folder_may_be_called_what_rich_would_see_as_markup(monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(console, "out", Console(force_terminal=True, width=100, file=screen, highlight=False))
+    done(*RUN, "--out", "a[/b]")
+    done("show", "a[/b]")
+    assert screen.getvalue().count("folder: a[/b]/digits/") == 2
+
+
 def test_a_curve_goes_from_low_to_high_leaves_gaps_and_fits_its_width(monkeypatch):
     assert console.curve([0.0, 50.0, 100.0]) == "▁▅█"
     assert console.curve([1.0, None, 2.0]) == "▁ █"

@@ -54,6 +54,12 @@ def test_the_same_scenario_gives_the_same_svg(manifest):
     assert Path("a.svg").read_bytes() == Path("b.svg").read_bytes()
 
 
+def test_a_manifest_may_lie_where_rich_would_see_markup(manifest):
+    Path("a[").mkdir()
+    Path(manifest).rename("a[/b]")
+    assert done("scenario", "check", "a[/b]").startswith("a[/b]: complete, rebuildable")
+
+
 def test_a_picture_without_samples_needs_no_data(manifest, monkeypatch):
     from flnoisebench_datasets.digits import Digits
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -206,7 +207,7 @@ def watched(prepared: runtime.Run, *, retry: bool, quiet: bool, log: Callable[[R
         result = prepared.execute(lines.round, retry=retry, on_start=lines.start)
         lines.say(f"{result.rounds} rounds done, accuracy {percent(result.accuracy.final)} %")
         return result
-    console.out.print(headline(prepared))
+    console.out.print(headline(prepared), markup=False)
     rounds = TextColumn("round {task.completed:.0f}/{task.total:.0f}")
     accuracy = TextColumn("accuracy [bold]{task.fields[accuracy]}[/] %")
     pace = TextColumn("{task.fields[seconds]:.2f} s/round")
@@ -347,11 +348,11 @@ def print_rows(result: RunResult | Entry, rounds: Sequence[RoundRecord | Point],
     title = f"{result.card['title']}{oracle} on {result.settings.scenario.dataset}"
     found, where = result_rows(result, rounds), "folder" if place.is_dir() else "entry"
     if console.out.is_terminal:
-        table = Table(title=title, show_header=False, title_justify="left")
-        for name, value in found:
-            table.add_row(name, value)
+        table = Table(title=escape(title), show_header=False, title_justify="left")
+        for row in found:
+            table.add_row(*map(escape, row))
         console.out.print(table)
-        console.out.print(f"{where}: {place}", soft_wrap=True)
+        console.out.print(f"{where}: {place}", markup=False, soft_wrap=True)
         return
     print(f"run\t{title}")
     for name, value in found:
