@@ -114,10 +114,15 @@ def load_dataset(name: str) -> Dataset:
 
 
 class _Uncached(importlib.machinery.SourceFileLoader):
-    """Compiles a file as it is: Python's cache would not notice an edit of the same length within one second."""
+    """Compiles a file's content as it was read: Python's cache would not notice an edit of the same length within one
+    second, and of a file read twice the digest may be another's."""
+
+    def __init__(self, fullname: str, path: str, content: bytes) -> None:
+        super().__init__(fullname, path)
+        self.content = content
 
     def get_code(self, fullname: str) -> types.CodeType:
-        return self.source_to_code(self.get_data(self.path), self.path)
+        return self.source_to_code(self.content, self.path)
 
 
 def _from_file(name: str) -> type[Method]:
@@ -126,10 +131,12 @@ def _from_file(name: str) -> type[Method]:
     if not path.is_file():
         raise ValueError(f"--method {name}: there is no file {path}")
     module_name = f"flnoisebench_plugin_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    content = path.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
     # a process that outlives an edit, such as a cluster's worker, takes the file as it is now
     if getattr(sys.modules.get(module_name), DIGEST, None) != digest:
-        spec = importlib.util.spec_from_file_location(module_name, path, loader=_Uncached(module_name, str(path)))
+        loader = _Uncached(module_name, str(path), content)
+        spec = importlib.util.spec_from_file_location(module_name, path, loader=loader)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)

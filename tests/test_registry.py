@@ -177,6 +177,21 @@ def test_a_file_that_was_edited_is_read_anew_and_a_method_keeps_the_digest_of_it
     assert registry.load_method(f"{path}:Mine") is second
 
 
+def test_a_file_edited_while_it_is_read_has_the_digest_of_the_code_that_runs(tmp_path, monkeypatch):
+    path, real = tmp_path / "plugin.py", Path.read_bytes
+    path.write_text(PLUGIN)
+
+    def edited_at_once(self):
+        content = real(self)
+        self.write_text("raise RuntimeError\n")
+        return content
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", edited_at_once)
+        method = registry.load_method(f"{path}:Mine")
+    assert registry.source_digest(method) == hashlib.sha256(PLUGIN.encode()).hexdigest()
+
+
 def test_two_files_with_classes_of_one_name_do_not_mix(tmp_path):
     for folder, title in (("a", "Mine"), ("b", "Theirs")):
         (tmp_path / folder).mkdir()
