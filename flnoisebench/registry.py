@@ -21,7 +21,7 @@ from flnoisebench.api import Card, Config, Dataset, Method, Preset, near
 METHODS = "flnoisebench.methods"
 DATASETS = "flnoisebench.datasets"
 _KIND = {METHODS: "method", DATASETS: "data set"}
-DIGEST = "__flnoisebench_sha256__"  # in a module that was read from a file: of the bytes that it was made from
+DIGEST = "__flnoisebench_sha256__"  # in a method's module: of the source that it was made from
 OWN = (__package__, METHODS.replace(".", "_"))  # the packages whose code the suite's commit states
 
 
@@ -78,6 +78,9 @@ def load_method(name: str) -> type[Method]:
         found = _load(METHODS, name)
         if not (isinstance(found, type) and issubclass(found, Method)):
             raise ValueError(f"the entry point {name!r} is no flnoisebench.api.Method: {found!r}")
+        module = sys.modules.get(found.__module__)
+        if module is not None and not hasattr(module, DIGEST):  # later the files may be others than what runs
+            setattr(module, DIGEST, _digest_of_files(found))
     _require_definition(found)
     return found
 
@@ -169,15 +172,18 @@ def _from_file(name: str) -> type[Method]:
 
 
 def source_digest(method: type[Method]) -> str:
-    """SHA-256 of the file that defines the method: a run must not be resumed under other code.  Of a file that is not
-    installed, as it was when its code was read.
+    """SHA-256 of the file that defines the method: a run must not be resumed under other code.  Of the file as it was
+    when the method was loaded.
 
     Of an installed method the modules count too that it imports from what was installed with it, and those that they
     import; where there are none the digest is the file's.  For the suite's own methods they do not: what these import
     of it is the suite, whose commit every result states.
     """
-    if known := getattr(sys.modules.get(method.__module__), DIGEST, None):
-        return known
+    return getattr(sys.modules.get(method.__module__), DIGEST, None) or _digest_of_files(method)
+
+
+def _digest_of_files(method: type[Method]) -> str:
+    """``source_digest`` of the files as they are now."""
     file = inspect.getsourcefile(method)
     if not file:
         return ""

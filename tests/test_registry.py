@@ -323,13 +323,13 @@ def test_the_source_digest_of_anothers_installed_method_is_of_the_modules_that_i
     for path in sorted(root.rglob("*.py")):
         text = path.read_text()
         path.write_text(text + "# changed\n")
-        counted[str(path.relative_to(root)).removeprefix(name)] = registry.source_digest(method) != before
+        counted[str(path.relative_to(root)).removeprefix(name)] = registry._digest_of_files(method) != before
         path.write_text(text)
     assert {path for path, counts in counted.items() if counts} == {
         "/__init__.py", "/method.py", "/losses.py", "/deep/__init__.py", "/deep/inner.py", "/deep/late.py", "_flat.py",
     }  # fmt: skip
     assert {path for path, counts in counted.items() if not counts} == {"/unused.py", "_other.py"}
-    assert registry.source_digest(method) == before
+    assert registry._digest_of_files(method) == before
 
 
 def test_a_method_in_its_packages_own_file_counts_what_lies_beside_it_too(installed, monkeypatch):
@@ -337,15 +337,22 @@ def test_a_method_in_its_packages_own_file_counts_what_lies_beside_it_too(instal
     (root / name / "__init__.py").write_text("from . import losses, unused\n" + PLUGIN)
     monkeypatch.setattr(registry, "entry_points", lambda group: [EntryPoint("theirs", f"{name}:Mine", group)])
     method = registry.load_method("theirs")
-    before = registry.source_digest(method)
+    before = registry._digest_of_files(method)
     for beside in ("losses.py", "unused.py", "deep/inner.py"):
         file = root / name / beside
         text = file.read_text()
         file.write_text(text + "# changed\n")
-        assert registry.source_digest(method) != before
+        assert registry._digest_of_files(method) != before
         file.write_text(text)
     (root / name / "unused.py").write_text("this is no Python")
-    assert registry.source_digest(method) != before
+    assert registry._digest_of_files(method) != before
+
+
+def test_the_source_digest_is_of_the_code_that_was_loaded_and_not_of_what_the_files_became(installed):
+    root, name = installed
+    before = registry.source_digest(registry.load_method("theirs"))
+    (root / name / "losses.py").write_text("value = 2\n")
+    assert registry.source_digest(registry.load_method("theirs")) == before
 
 
 def test_the_source_digest_of_anothers_method_in_one_file_stays_that_of_the_file(installed):
