@@ -8,6 +8,7 @@ name when it is whole.  The digest is over blocks, so that it is found while wri
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import io
 import json
@@ -15,6 +16,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -185,10 +187,32 @@ def map_images(path: Path, files: Sequence[Path], size: int, progress: Progress 
 
     Interrupted, it goes on from where it was when called again with the same files and size, and a whole map of them is
     left as it is; with others it begins anew.  Files that cannot be decoded do not stop it: all are listed in
-    ``<path>.problems`` and ValueError names the first; put right, only their blocks are decoded.  Raises OSError where
-    the disk has no room, before it begins.
+    ``<path>.problems`` and ValueError names the first; put right, only their blocks are decoded.  Raises OSError,
+    before it begins, where the disk has no room, or another process is making maps in the folder.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    with _alone_in(path.parent):
+        return _mapped(path, files, size, progress)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Two processes would truncate each other's pixels."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            text = "another process is preparing images there; wait for it, or take another folder"
+            raise BlockingIOError(error.errno, text, str(folder)) from None
+        except OSError:  # of network drives that give no lock
+            pass
+        yield
+    finally:
+        os.close(handle)
+
+
+def _mapped(path: Path, files: Sequence[Path], size: int, progress: Progress) -> str:
     partial, journal, problems = (path.with_name(path.name + end) for end in (".partial", ".journal", ".problems"))
     task = hashlib.sha256("\n".join([f"{len(files)} {size}", *map(str, files)]).encode(errors="surrogateescape"))
     stamp = path.with_name(path.name + ".digest")

@@ -477,6 +477,20 @@ def test_a_full_disk_is_said_before_anything_is_decoded(files, tmp_path, monkeyp
     assert not (tmp_path / "a.npy.partial").exists()
 
 
+def test_two_processes_do_not_write_one_map(files, tmp_path):
+    path, said = tmp_path / "a.npy", []
+
+    def another(done, total):
+        if not said:
+            with pytest.raises(OSError, match="another process is preparing images there; wait for it") as caught:
+                map_images(path, files[:8], 16)
+            said.append(caught.value.filename)
+
+    digest = map_images(path, files[:8], 16, another)
+    assert said == [str(tmp_path)]
+    assert digest == digest_images(open_map(path)) == map_images(path, files[:8], 16)
+
+
 def test_room_that_a_map_begun_for_other_files_takes_counts_as_free(files, tmp_path, monkeypatch):
     (tmp_path / "a.npy.partial").write_bytes(bytes(1 << 16))  # begun at another size
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
