@@ -54,6 +54,14 @@ def test_the_same_scenario_gives_the_same_svg(manifest):
     assert Path("a.svg").read_bytes() == Path("b.svg").read_bytes()
 
 
+def test_a_manifest_is_shown_where_its_data_set_is_not_installed(manifest, monkeypatch):
+    spec = scenario.load(manifest)[0].spec
+    scenario.save("theirs", *build(spec.model_copy(update={"dataset": "theirs"}), np.arange(600) % 10, 10, "sha"))
+    assert "\n0 -> 1\t" in done("scenario", "show", "theirs")
+    assert "\n0 -> 1\t" in done("scenario", "show", "theirs", "--client", "0")
+    assert "unknown data set 'theirs'" in refused("scenario", "check", "theirs")
+
+
 def test_a_manifest_may_lie_where_rich_would_see_markup(manifest):
     Path("a[").mkdir()
     Path(manifest).rename("a[/b]")
