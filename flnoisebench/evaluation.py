@@ -182,7 +182,7 @@ class Judge:
             claim = claims.get(client) or {}
             given_wrong = self._given[rows] != true[rows]
             if claim.get("clean") is not None:
-                judged.append((claim["clean"].numpy(), given_wrong))
+                judged.append((claim["clean"].double().numpy(), given_wrong))  # NumPy has no bfloat16
             if claim.get("labels") is not None:
                 now = claim["labels"].numpy()
                 relabelled.append((now != self._given[rows], given_wrong, now == true[rows]))

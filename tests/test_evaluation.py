@@ -176,8 +176,10 @@ def test_detection_of_samples_by_hand_and_its_auc_is_scikit_learns():
 
 
 def test_samples_of_clients_without_a_claim_do_not_count():
-    judged = judge(TRUE, GIVEN).judge({1: {"clean": torch.tensor([0.2, 0.8])}}, None)
-    assert judged == {"samples_precision": 0}  # its labels are right: nothing to recall, no area
+    for kind in (torch.float32, torch.float64, torch.float16, torch.bfloat16):  # the last of a pass in that precision
+        claimed = torch.tensor([0.2, 0.8], dtype=kind)
+        judged = judge(TRUE, GIVEN).judge({1: {"clean": claimed}}, None)
+        assert judged == {"samples_precision": 0}  # its labels are right: nothing to recall, no area
 
 
 def test_relabelling_by_hand():
