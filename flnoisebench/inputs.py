@@ -64,10 +64,33 @@ def _sha256_of(*parts: torch.Tensor) -> str:
     return whole.hexdigest()
 
 
+def require_sound(dataset: Dataset, arrays: Arrays) -> None:
+    """Raises ValueError where a data set's images or labels are not as ``Arrays`` says: floats would be scaled once
+    more, labels that are too few matched to the first images, and -1 counted as the last class."""
+    classes = len(arrays.classes or dataset.classes)
+    for part, images, labels in (
+        ("training", arrays.train_images, arrays.train_labels),
+        ("test", arrays.test_images, arrays.test_labels),
+    ):
+        found = ""
+        if images.dtype != torch.uint8 or images.dim() != 4:
+            found = f"images are {images.dtype} {list(images.shape)}, not uint8 [n, C, H, W]"
+        elif not len(images):
+            found = "images are none at all"
+        elif labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
+            found = f"labels are {labels.dtype} {list(labels.shape)}, not int64 [{len(images)}]"
+        elif not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+            found = f"labels reach from {labels.min()} to {labels.max()}; {classes} classes are 0..{classes - 1}"
+        if found:
+            raise ValueError(f"{dataset.title}: its {part} {found}")
+
+
 def build_scenario(
     spec: scenario.ScenarioSpec, dataset: Dataset, arrays: Arrays, data_root: Path | None = None
 ) -> scenario.Manifest:
-    """Draw the scenario on a loaded data set.  data_root: for laws that read further files."""
+    """Draw the scenario on a loaded data set.  data_root: for laws that read further files.  Raises ValueError as
+    ``require_sound`` and ``scenario.build`` do."""
+    require_sound(dataset, arrays)
     classes, identity = len(arrays.classes or dataset.classes), data_digest(arrays)
     sources = scenario_sources(spec, dataset, arrays, data_root, identity)
     labels, truths = arrays.train_labels.numpy(), _truths(dataset, arrays)

@@ -1,6 +1,7 @@
 """A user's own noisy data as lists, and made data of any size."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +136,38 @@ def test_an_oracle_takes_a_lists_own_truth_and_is_refused_without_one(lists, tmp
     without = [",".join([*line.split(",")[:-2], line.split(",")[-1]]) for line in lines]  # the column true_label
     (lists / "train.csv").write_text("\n".join(without) + "\n")
     assert "--oracle clean-samples needs true labels" in refused(*words, "--oracle", "clean-samples")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda a: {"train_images": a.train_images / 255}, "its training images are torch.float32 [2000, 3, 16, 16]"),
+        (
+            lambda a: {"test_images": a.test_images[:, 0]},
+            "its test images are torch.uint8 [500, 16, 16], not uint8 [n, C",
+        ),
+        (
+            lambda a: {"train_labels": a.train_labels[:100]},
+            "its training labels are torch.int64 [100], not int64 [2000]",
+        ),
+        (lambda a: {"test_labels": a.test_labels[:100]}, "its test labels are torch.int64 [100], not int64 [500]"),
+        (lambda a: {"test_labels": a.test_labels.int()}, "its test labels are torch.int32 [500], not int64 [500]"),
+        (lambda a: {"test_labels": a.test_labels - 1}, "its test labels reach from -1 to 8; 10 classes are 0..9"),
+        (lambda a: {"test_labels": a.test_labels + 1}, "its test labels reach from 1 to 10; 10 classes are 0..9"),
+        (lambda a: {"test_images": a.test_images[:0]}, "its test images are none at all"),
+    ],
+)
+def test_data_that_are_not_as_the_interface_says_are_refused(change, said, tmp_path, monkeypatch):
+    load = Synthetic.load
+
+    def changed(self, root, *, public=False):
+        arrays = load(self, root)
+        return replace(arrays, **change(arrays))
+
+    monkeypatch.setattr(Synthetic, "load", changed)
+    assert f"Synthetic: {said}" in refused("run", "--dataset", "synthetic", "--out", tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+    assert f"problem\tSynthetic: {said}" in call("data", "check", "synthetic").stdout
 
 
 @pytest.mark.parametrize("oracle", ["clean-samples", "centralised-clean"])

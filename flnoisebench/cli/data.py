@@ -18,6 +18,7 @@ from flnoisebench.api import Arrays, Dataset, MissingData, Progress, shared_imag
 from flnoisebench.cli import console
 from flnoisebench.cli import options as opt
 from flnoisebench.cli.console import line
+from flnoisebench.inputs import require_sound
 
 app = typer.Typer(no_args_is_help=True, help="Look for data sets, fetch, check and prepare them.")
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A name from `list datasets`.")]
@@ -93,6 +94,7 @@ def check(name: Name, data_root: opt.DataRoot = None) -> None:
     if not problems:
         try:
             arrays = data.load(root)
+            require_sound(data, arrays)
         except ValueError as error:
             line(name, "problem", str(error))
             problems += 1
