@@ -407,6 +407,26 @@ def test_another_result_of_the_same_run_is_refused_unless_it_is_to_replace(built
     assert call("leaderboard", "verify", built, "--runs", runs).exit_code == 0
 
 
+@pytest.mark.parametrize("replace", [False, True])
+def test_of_two_new_results_of_one_run_none_is_taken_in_silence(tmp_path, monkeypatch, replace):
+    saved([entry((50.0,))], tmp_path)
+    found = {}
+    monkeypatch.setattr(entries, "runs_below", lambda runs: list(found))
+    monkeypatch.setattr(Entry, "of", lambda folder: found[folder])
+
+    def build():
+        return board.build([], tmp_path, replace=replace)
+
+    for draw in (0, 1):  # one that the leaderboard has, and one that it has not
+        found |= {Path(name): entry((value,), draw=draw, digest=name) for name, value in (("a", 51.0), ("b", 52.0))}
+        with pytest.raises(ValueError, match="one result: leave" if draw == 0 else "leave one of the two out"):
+            build()
+    found[Path("a")] = entry((51.0,), draw=1, digest="a", status="failed")
+    built = build()
+    assert (len(built.added), len(built.replaced)) == (1, 0)  # the failed one gives way
+    assert board.read(tmp_path)[0][0].failed == 0
+
+
 def test_a_run_that_failed_makes_a_row_and_a_method_that_is_a_file_is_not_to_be_published(tmp_path):
     (tmp_path / "mine.py").write_text(PLUGIN)
     run = ("run", "--method", f"{tmp_path / 'mine.py'}:Mine", *RUN[3:], "--out", tmp_path / "runs")

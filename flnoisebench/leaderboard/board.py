@@ -43,7 +43,8 @@ def build(runs: Iterable[Path], leaderboards: Path, *, replace: bool = False) ->
 
     An unfinished run is left out and said.  A run that the leaderboard has already stays as it is; with another digest
     it is refused, unless the one that is there failed.  replace: the new one is taken instead, whatever its digest
-    (costs measured again on a quiet machine have the same).  Nothing is written before all is read.
+    (costs measured again on a quiet machine have the same); of two new ones neither.  Nothing is written before all is
+    read.
 
     Raises ValueError where a run lacks provenance, is damaged, or contradicts the entry that is there, where an entry
     contradicts itself, where a run stands for two draws or seeds, and where there is neither a run nor an entry.
@@ -58,14 +59,17 @@ def build(runs: Iterable[Path], leaderboards: Path, *, replace: bool = False) ->
             built.left_out[folder] = "unfinished"
             continue
         path = entry.path(leaderboards)
-        known = fresh.get(path) or there.get(path)
+        beside = fresh.get(path)  # of another of these folders, whose place no other takes
+        known = beside or there.get(path)
+        taken = replace and beside is None
         if known is None:
             built.added.append(path)
-        elif known == entry or ((known.status, known.digest) == (entry.status, entry.digest) and not replace):
+        elif known == entry or ((known.status, known.digest) == (entry.status, entry.digest) and not taken):
             built.known.append(path)
             continue
-        elif (path in there and replace) or (known.status == "failed" and entry.status == "complete"):
-            built.replaced.append(path)
+        elif taken or (known.status == "failed" and entry.status == "complete"):
+            if beside is None:
+                built.replaced.append(path)
         elif (known.status, entry.status) == ("complete", "failed"):
             built.left_out[folder] = f"failed, and {path} is of a run that did not"
             continue
@@ -73,7 +77,7 @@ def build(runs: Iterable[Path], leaderboards: Path, *, replace: bool = False) ->
             raise ValueError(
                 f"{folder} is the run of {path}, with another digest ({entry.digest[:16]}, there {known.digest[:16]}; "
                 f"made by commit {entry.code[0][:12]}, there by {known.code[0][:12]}). One run has one result: "
-                "leave it out, or --replace takes the new one"
+                + ("leave it out, or --replace takes the new one" if beside is None else "leave one of the two out")
             )
         fresh[path] = entry
     if not (whole := {**there, **fresh}) and not built.left_out:
