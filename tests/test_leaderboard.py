@@ -427,6 +427,18 @@ def test_of_two_new_results_of_one_run_none_is_taken_in_silence(tmp_path, monkey
     assert board.read(tmp_path)[0][0].failed == 0
 
 
+def test_a_table_whose_entries_have_gone_goes_with_the_next_build(tmp_path):
+    """``read`` refuses it and says that ``build`` mends that."""
+    saved([entry(), entry(dataset="synthetic")], tmp_path)
+    (tmp_path / "notes.csv").write_text("a table of somebody's own\n")
+    shutil.rmtree(tmp_path / "results" / "synthetic")
+    with pytest.raises(ValueError, match="derives them anew"):
+        board.read(tmp_path, "synthetic")
+    assert rows(done("leaderboard", "build", "--out", tmp_path))["removed"].startswith(str(tmp_path / "synthetic.csv"))
+    assert {path.name for path in tmp_path.glob("*.csv")} == {"digits.csv", "notes.csv"}
+    assert len(board.read(tmp_path, "digits")[0]) == 1
+
+
 def test_a_run_that_failed_makes_a_row_and_a_method_that_is_a_file_is_not_to_be_published(tmp_path):
     (tmp_path / "mine.py").write_text(PLUGIN)
     run = ("run", "--method", f"{tmp_path / 'mine.py'}:Mine", *RUN[3:], "--out", tmp_path / "runs")

@@ -52,6 +52,8 @@ def build(
         console.warn(f"left out: {folder}: {why}")
     for path in built.tables:
         line("table", str(path))
+    for path in built.removed:
+        line("removed", f"{path}, which no entry gives")
     line("rows", str(built.rows))
     line("runs", f"{len(built.added)} added, {len(built.replaced)} replaced, {len(built.known)} known")
 

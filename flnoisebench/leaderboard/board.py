@@ -34,12 +34,13 @@ class Built:
     known: list[Path] = field(default_factory=list)
     left_out: dict[Path, str] = field(default_factory=dict)
     tables: list[Path] = field(default_factory=list)
+    removed: list[Path] = field(default_factory=list)
     rows: int = 0
 
 
 def build(runs: Iterable[Path], leaderboards: Path, *, replace: bool = False) -> Built:
     """Take the runs in or below these folders, or none, into the leaderboard, and derive its tables anew from all
-    entries.
+    entries; one that no entry gives goes.
 
     An unfinished run is left out and said.  A run that the leaderboard has already stays as it is; with another digest
     it is refused, unless the one that is there failed.  replace: the new one is taken instead, whatever its digest
@@ -94,6 +95,10 @@ def build(runs: Iterable[Path], leaderboards: Path, *, replace: bool = False) ->
         records.replace(path, csv_text(rows).encode())
         built.tables.append(path)
         built.rows += len(rows)
+    for path in sorted(leaderboards.glob("*.csv")):  # of a data set whose last entry has gone
+        if path.stem not in tables and path.read_bytes().startswith(",".join(COLUMNS[:2]).encode()):
+            path.unlink()
+            built.removed.append(path)
     return built
 
 
