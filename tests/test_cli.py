@@ -890,12 +890,19 @@ def test_show_draws_the_curve_on_a_terminal(monkeypatch):
     assert re.search(r"accuracy +▁█  33\.\d\d -> 6\d\.\d\d %, from 33", screen.getvalue()), screen.getvalue()
 
 
-def test_a_folder_may_be_called_what_rich_would_see_as_markup(monkeypatch):
+def test_brackets_in_a_path_are_text_on_a_terminal_and_no_markup(monkeypatch):
     screen = io.StringIO()
-    monkeypatch.setattr(console, "out", Console(force_terminal=True, width=100, file=screen, highlight=False))
-    done(*RUN, "--out", "a[/b]")
-    done("show", "a[/b]")
-    assert screen.getvalue().count("folder: a[/b]/digits/") == 2
+    monkeypatch.setattr(console, "out", Console(force_terminal=True, width=140, file=screen, highlight=False))
+    Path("[dim]").mkdir()
+    Path("[dim]/mine.py").write_text(PLUGIN)
+    done("run", "--method", "[dim]/mine.py:Mine", *RUN[3:], "--out", "runs/[/dim]")
+    assert screen.getvalue().count("[dim]/mine.py:Mine") > 1  # what begins, and its progress
+    assert "folder: runs/[/dim]/digits/" in screen.getvalue()
+    done("scenario", "build", "--clients", "5", "--out", "[/dim].safetensors")
+    done("scenario", "check", "[/dim].safetensors")
+    assert "[/dim].safetensors: complete" in screen.getvalue()
+    call("check", "--method", "[dim]/mine.py:Mine", "--only", "reasons")
+    assert "[dim]/mine.py:Mine, 12 rounds" in screen.getvalue()
 
 
 def test_a_curve_goes_from_low_to_high_leaves_gaps_and_fits_its_width(monkeypatch):

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from flnoisebench import conformance
@@ -94,7 +95,7 @@ def print_report(report: Report) -> None:
         for finding in report.findings
     ]
     if console.out.is_terminal:
-        table = Table(title=f"{report.method}, {report.rounds} rounds", title_justify="left")
+        table = Table(title=escape(f"{report.method}, {report.rounds} rounds"), title_justify="left")
         for heading in ("rule", "", "time", "promise"):
             table.add_column(heading, justify="right" if heading == "time" else "left", no_wrap=heading != "promise")
         colours = {"ok": "green", "failed": "bold red", "not tried": "yellow"}

@@ -229,7 +229,7 @@ def watched(prepared: runtime.Run, *, retry: bool, quiet: bool, log: Callable[[R
         task = progress.add_task(
             "run",
             total=settings.protocol.rounds,
-            method=settings.subject,
+            method=escape(settings.subject),
             accuracy="-",
             noise=percent(prepared.judge.noise_before()),
             seconds=0.0,

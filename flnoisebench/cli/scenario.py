@@ -130,8 +130,7 @@ def check(manifest: ManifestFile, data_root: opt.DataRoot = None) -> None:
     if problems:
         raise typer.Exit(console.FAILED)
     rates = "realised rates agree with the law" if truth.true is not None else "rates unknown, as the truth is"
-    done = f"{manifest}: complete, rebuildable from its settings, {rates}"
-    console.out.print(done, markup=False, soft_wrap=True)
+    console.out.print(f"{manifest}: complete, rebuildable from its settings, {rates}", markup=False, soft_wrap=True)
 
 
 @app.command()
