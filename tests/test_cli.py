@@ -921,6 +921,7 @@ def test_a_curve_goes_from_low_to_high_leaves_gaps_and_fits_its_width(monkeypatc
     [
         (console.size, 999, "999 B"),
         (console.size, 192_200, "192.2 kB"),
+        (console.size, 999_960, "1.0 MB"),
         (console.size, 1.5e6, "1.5 MB"),
         (console.size, 2e12, "2.0 TB"),
         (console.duration, 0.1234, "0.1 s"),

@@ -231,7 +231,10 @@ def test_numbers_for_people():
         "2.34 MB",
         "5e+03 TB",
     ]
-    assert [site.count(value) for value in (7, 25_000_000)] == ["7", "25 M"]
+    assert [site.size(value) for value in (999.6, 999_499, 999_600)] == ["1 kB", "999 kB", "1 MB"]
+    assert [site.count(value) for value in (7, 999_999, 25_000_000)] == ["7", "1 M", "25 M"]
+    (row,) = rows_of([entry(seconds=1234.0)])
+    assert site.Line("r0", row, 0, 0, "", False, "").costs[0].text == "1234 s"
 
 
 # ------------------------------------------------------------------------------------------------- the command

@@ -125,9 +125,9 @@ def table(
 
 def size(count: float) -> str:
     """Bytes for people: 1.5 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+    for unit, digits in (("B", 0), ("kB", 1), ("MB", 1), ("GB", 1)):
+        if round(abs(count), digits) < 1000:
+            return f"{count:.{digits}f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
 

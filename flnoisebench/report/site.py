@@ -103,7 +103,7 @@ class Line:
         """Seconds a round, bytes up, bytes down, images trained; beside them their ratios to the reference's."""
         row = self.row
         pairs = (
-            (row.seconds_per_round, row.seconds_ratio, lambda value: f"{value:.3g} s"),
+            (row.seconds_per_round, row.seconds_ratio, seconds),
             (row.bytes_up, row.bytes_up_ratio, size),
             (row.bytes_down, row.bytes_down_ratio, size),
             (row.images_trained, row.images_ratio, count),
@@ -114,6 +114,11 @@ class Line:
             else Number(text(value), value, "" if ratio is None else f"× {ratio:.3g}")
             for value, ratio, text in pairs
         )
+
+
+def seconds(value: float) -> str:
+    """1.23 s; 1234 s."""
+    return f"{value:.3g} s" if value < 999.5 else f"{value:.0f} s"
 
 
 def size(value: float) -> str:
@@ -128,7 +133,7 @@ def count(value: float) -> str:
 
 def _prefixed(value: float) -> str:
     for prefix in ("", "k", "M", "G"):
-        if abs(value) < 1000:
+        if abs(value) < 999.5:  # from there on its three digits are 1e+03
             return f"{value:.3g} {prefix}"
         value /= 1000
     return f"{value:.3g} T"
