@@ -831,6 +831,29 @@ def test_a_folder_that_holds_a_single_run_is_run_again_and_one_of_several_is_ref
     assert str(first) in said
 
 
+def test_a_run_that_fails_when_it_is_repeated_fails_in_every_call(tmp_path, monkeypatch):
+    """And is not left out of the mean in the second, which finds its result in --out."""
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    runs, out = tmp_path / "runs", tmp_path / "again"
+    for draw in ("0", "1"):
+        done("run", "--method", f"{tmp_path / 'mine.py'}:Mine", *RUN[3:], "--draw", draw, "--out", runs)
+    done("leaderboard", "build", runs, "--out", tmp_path / "board", FLNOISEBENCH_COMMIT="c" * 40)
+    rerun = ("leaderboard", "rerun", f"{tmp_path / 'board' / 'digits.csv'}:2", "--out", out)
+    for trouble in ({"TROUBLE": "raise"}, {}):
+        result = call(*rerun, FLNOISEBENCH_COMMIT="d" * 40, **trouble)  # by another commit: bits may differ
+        assert result.exit_code == 1
+        assert "draw 0, seed 0: the run of" in result.stderr
+        assert "fails here: Mine, round 1" in result.stderr
+
+
+def test_a_run_is_not_held_against_itself(runs):
+    folder = next(path.parent for path in runs.rglob("result.json"))
+    for target in (folder, folder / "result.json"):
+        result = call("leaderboard", "rerun", target, "--out", runs)
+        assert result.exit_code == 2
+        assert "would be held against itself; name another --out" in result.stderr
+
+
 def test_agreement_by_hand():
     stated = [entry((60.0,), draw=0), entry((70.0,), draw=1)]
     row = only(stated)  # 65 +- 7.0711

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -117,12 +116,19 @@ def rerun(
         where = f"draw {entry.settings.scenario.draw}, seed {entry.settings.seed}"
         if console.out.is_terminal and not as_json:
             console.out.print(f"run {i} of {len(stated)}: {entry.settings.subject}, {where}", markup=False)
+        folder = entry.settings.folder(out)
+        if Path(target).resolve() in (folder.resolve(), (folder / "result.json").resolve()):
+            raise ValueError(f"{target} would be held against itself; name another --out")
+        failure: object = None
         try:
-            with suppress(runtime.AlreadyDone):
-                runtime.prepare(entry.settings, data_root=root, out=out, device=device).execute()
-            again.append(Entry.of(entry.settings.folder(out)))
+            runtime.prepare(entry.settings, data_root=root, out=out, device=device).execute()
+        except runtime.AlreadyDone as done:  # by an earlier call, which may have told of its failure then
+            failure = done.result.failure
         except (ClientError, runtime.MethodError) as error:
-            console.fail(f"{where}: the run of {target} completed, and fails here: {error}", console.FAILED)
+            failure = error
+        if failure:
+            console.fail(f"{where}: the run of {target} completed, and fails here: {failure}", console.FAILED)
+        again.append(Entry.of(folder))
     verdict = agreement.agreement(stated, again, row)
     if as_json:
         print(json.dumps({**asdict(verdict), "within": verdict.within, "agrees": verdict.agrees}))
