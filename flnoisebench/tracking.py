@@ -152,7 +152,8 @@ class MLflow:
 
 def identity(folder: Path, out: Path) -> str:
     """32 hex digits of a run's place below the folder of all runs."""
-    place = folder.resolve().relative_to(out.resolve()) if folder.is_relative_to(out) else folder.resolve()
+    # not resolved: a folder below may be a link to another disk
+    place = folder.relative_to(out) if folder.is_relative_to(out) else folder.resolve()
     return hashlib.sha256(str(place).encode()).hexdigest()[:32]
 
 

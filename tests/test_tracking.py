@@ -66,6 +66,15 @@ def test_every_number_of_a_round_is_logged_and_nothing_else(memory, tmp_path):
     assert tracker.ended[1]["accuracy_last5_mean"] == result.accuracy.last5_mean
 
 
+def test_a_run_has_one_identity_wherever_its_folder_links_to(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "digits").symlink_to(tmp_path / "disk")
+    run = tracking.identity(tmp_path / "runs" / "digits" / "run", tmp_path / "runs")
+    assert run == tracking.identity(tmp_path / "others" / "digits" / "run", tmp_path / "others")
+    assert run != tracking.identity(tmp_path / "runs" / "digits" / "another", tmp_path / "runs")
+
+
 def test_tracking_changes_no_bit_of_a_run(memory, tmp_path):
     done(*RUN, "--out", tmp_path / "with", "--log-to", "memory")
     done(*RUN, "--out", tmp_path / "without")
