@@ -369,7 +369,8 @@ def visible_cards() -> list[str]:
     if not torch.cuda.is_available():
         return []
     named = [card.strip() for card in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if card.strip()]
-    return named or [str(card) for card in range(torch.cuda.device_count())]
+    count = torch.cuda.device_count()  # of those named CUDA takes the ones before the first that is not there
+    return named[:count] or [str(card) for card in range(count)]
 
 
 class Running:
@@ -429,6 +430,8 @@ class Slurm:
             if name not in known:
                 raise registry.unknown("keyword", name, ["jobs", "gpu", *known])
         processes = options.pop("processes", 1)
+        if not isinstance(processes, int) or isinstance(processes, bool) or processes < 1:
+            raise ValueError(f"processes = {processes!r}: the number of runs at once in a job is wanted, at least 1")
         options.setdefault("job_name", "flnoisebench")
         options.update(job_cpu=options.pop("cores"), cores=processes, processes=processes)
         if gpu:

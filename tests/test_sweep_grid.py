@@ -318,6 +318,8 @@ def test_the_job_script_asks_for_what_the_profile_says_and_no_folder_is_made(tmp
         ("jobs = 2\ncores = 1", "memory is missing"),
         ('jobs = 2\ncores = 1\nmemory = "1GB"\nqeue = "gpu"', "unknown keyword 'qeue'. Did you mean queue?"),
         ('jobs = 2\ncores = 1\nmemory = "1GB"\ngpu = 4', "true or false is wanted"),
+        ('jobs = 2\ncores = 1\nmemory = "1GB"\nprocesses = 0', "processes = 0: the number of runs at once"),
+        ('jobs = 2\ncores = 1\nmemory = "1GB"\nprocesses = "2"', "processes = '2': the number of runs at once"),
         ("jobs =", "is not TOML"),
     ],
 )
@@ -340,6 +342,15 @@ def test_a_slurm_profile_that_cannot_be_is_refused(tmp_path, tiny, text, found):
 )
 def test_options_that_do_not_go_together_are_refused(tiny, words, found):
     assert found in refused("sweep", tiny, *words)
+
+
+@pytest.mark.parametrize(("named", "cards"), [("0,-1,1", ["0"]), ("3, 1", ["3"]), ("", ["0"]), ("GPU-8a,", ["GPU-8a"])])
+def test_workers_are_of_the_cards_that_cuda_takes_of_those_named(monkeypatch, named, cards):
+    sweep = pytest.importorskip("flnoisebench.sweep")
+    monkeypatch.setattr(sweep.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(sweep.torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert sweep.visible_cards() == cards
 
 
 def test_without_dask_the_extra_is_named(tiny, monkeypatch):
