@@ -163,9 +163,17 @@ def explain(error: pydantic.ValidationError, kind: type[Config], what: str) -> V
 def validated(kind: type[Config], values: Mapping[str, Any], what: str) -> Any:
     """The settings of these values.  Raises ValueError as ``explain`` words it, led by ``what``."""
     try:
-        return kind(**values)
+        return kind(**_with_words(kind, values))
     except pydantic.ValidationError as error:
         raise explain(error, kind, what) from None
+
+
+def _with_words(kind: type[Config], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values, "none" again where it was read as nothing and is one of a setting's choices."""
+    choices = {name: get_args(entry.annotation) for name, entry in kind.model_fields.items()}
+    return {
+        name: "none" if value is None and "none" in choices.get(name, ()) else value for name, value in values.items()
+    }
 
 
 def stated(config: Config) -> dict[str, Any]:
@@ -415,7 +423,7 @@ def resolve_scenario(
     noise = noise or ("fedcova-sym" if data.labels_are_true else "given")
     from_file = noise.endswith(".toml")
     try:
-        changes = noise_changes or {}
+        changes = _with_words(Noise, noise_changes or {})
         law = noise_from_file(Path(noise), changes) if from_file else noise_from(noise, **changes)
     except pydantic.ValidationError as error:
         raise explain(error, Noise, f"noise {noise}") from None

@@ -11,6 +11,7 @@ from leaderboard_entries import entry
 
 from flnoisebench import protocols
 from flnoisebench.api import Optimiser, Protocol
+from flnoisebench.grid import expand, runs_of
 from flnoisebench.leaderboard.entries import contradictions
 from flnoisebench.registry import UnknownName
 from flnoisebench.scenario import Partition, ScenarioSpec, noise_from
@@ -61,6 +62,15 @@ def test_a_value_is_a_number_a_truth_value_a_list_none_or_a_string(text, name, v
     found = parse_assignment(text)
     assert found == (name, value)
     assert type(found[1]) is type(value)
+
+
+def test_none_is_a_word_where_a_setting_has_that_choice():
+    """In a grid, whose texts become assignments, nothing else can say it."""
+    settings = resolve(method="fedned-minus", changes=["distill=none"])
+    assert settings.method_settings["distill"] == settings.changed["distill"] == "none"
+    assert resolve_scenario(dataset="digits", noise_changes={"clients": None}).noise.clients == "none"
+    (run,) = runs_of(expand({"method": "fedned-minus", "set": {"distill": "none"}}), device="cpu")
+    assert run.same_run(resolve(method="fedned-minus", precision="fp32"))
 
 
 @pytest.mark.parametrize("text", ["alpha", "", "=3", "  = 3"])
