@@ -589,6 +589,10 @@ def test_a_set_table_is_the_same_as_set_on_the_command_line(table):
     assert protocol["optimiser"]["momentum"] == 0.9
 
 
+def test_a_single_text_is_a_list_of_one_as_in_a_grid():
+    assert configured(BASE + 'set = "protocol.batch=64"\n')["protocol"]["batch"] == 64
+
+
 def test_a_table_keeps_strings_numbers_and_truth_values(plugin):
     text = f'method = "{plugin}"\nclients = 5\nrounds = 1\n[set]\nkind = "odd one"\nalpha = 2\n'
     settings = configured(text + "[noise_set]\ninclude_true = false\n")
@@ -604,6 +608,7 @@ def test_a_table_keeps_strings_numbers_and_truth_values(plugin):
         ("method = ", "run.toml is not TOML"),
         ("[noise]\nrho = 0.5", "noise is one value, not a table"),
         ("seed = [0, 1]", "seed is one value, not a list; `flnoisebench sweep` runs a grid"),
+        ("rounds = true", "rounds = true, and it is no flag"),
         ("\ufeffrounds = 0", "'--rounds'"),  # a byte order mark, as Windows writes it
         ("rounds = 'many'", "'--rounds'"),
         ("rounds = 0", "'--rounds'"),

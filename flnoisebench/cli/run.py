@@ -50,6 +50,10 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
             value = assignments(value)
         elif isinstance(value, list) and not known[key].multiple:
             console.fail(f"--config {path}: {name} is one value, not a list; `flnoisebench sweep` runs a grid")
+        elif isinstance(value, bool) and not getattr(known[key], "is_flag", False):  # click takes true for 1
+            console.fail(f"--config {path}: {name} = {str(value).lower()}, and it is no flag")
+        elif isinstance(value, str) and known[key].multiple:
+            value = [value]
         defaults[known[key].name or key] = value
     context.default_map = {**(context.default_map or {}), **defaults}
     return path
