@@ -507,8 +507,9 @@ def test_reproduce_prints_ours_beside_the_published_and_draws_the_figure(tmp_pat
     assert "correction\t4 runs, 4 of them over, 0 to run" in shown
     assert ["\t".join(row.values())] == [line for line in shown.splitlines() if line.split("\t")[:3] == wanted]
 
-    content = json.loads(done("reproduce", "correction", "--scale", "smoke", "--draws", 2, "--out", out, "--json"))
-    assert content["entries"][0]["lines"][0]["published"] == 27.51
+    for dry in ((), ("--dry-run",)):
+        words = ("reproduce", "correction", "--scale", "smoke", "--draws", 2, "--out", out, "--json", *dry)
+        assert json.loads(done(*words))["entries"][0]["lines"][0]["published"] == 27.51
     verdicts = json.loads(done("reproduce", "claims", "--scale", "smoke", "--draws", 2, "--out", out, "--json"))
     falls = next(one for one in verdicts["claims"] if one["name"] == "noise-falls")
     worst = {
@@ -524,7 +525,12 @@ def test_a_dry_run_counts_and_runs_nothing(tmp_path):
     text = rows(done("reproduce", "all", "--dry-run", "--out", tmp_path / "runs", "--device", "cpu"))
     assert text["cifar10-symmetric"] == "162 runs, 0 of them over, 162 to run"
     assert text["runtime"] == "27 runs, 0 of them over, 0 to run"  # the table's
+    said = done("reproduce", "all", "--dry-run", "--out", tmp_path / "runs", "--device", "cpu", "--json")
+    first, *_ = json.loads(said)["entries"]
+    assert (first["name"], first["runs"], first["over"], first["to_run"]) == ("cifar10-symmetric", 162, 0, 162)
     assert not (tmp_path / "runs").exists()
+    known = {one["name"]: one["runs"] for one in json.loads(done("reproduce", "list", "--json"))["entries"]}
+    assert (known["cifar10-symmetric"], known["noise"]) == (162, 0)
 
 
 def test_missing_data_are_named_with_what_brings_them(tmp_path):

@@ -64,7 +64,7 @@ def command(
     """Run what is missing of a paper's table or figure, and print ours beside the published."""
     known = reproduce.entries(scale)
     if name == "list":
-        _list(known, draws)
+        _list(known, draws, as_json)
         return
     place = runtime.kind_of(device) if dry_run or name == "claims" else runtime.pick_devices(device)[0].type
     chosen = known if name in ("all", "claims") else {name: reproduce.entry(name, scale)}
@@ -79,7 +79,9 @@ def command(
     root = data_root or opt.default_data_root()
     plans = {one.name: reproduce.wanted(one, device=place, draws=draws) for one in chosen.values()}
     if dry_run:
-        _dry_run(chosen, plans, out, kept, figure, root)
+        planned = _dry_run(chosen, plans, out, kept, figure, root, as_json)
+        if as_json:
+            print(json.dumps({"scale": scale, "entries": planned}))
         return
     for remark in provenance.remarks():
         console.warn(remark)
@@ -123,10 +125,14 @@ def _say(done: int, of: int, run: Wanted) -> None:
         )
 
 
-def _list(known: dict[str, Entry], draws: int | None) -> None:
-    for one in known.values():
-        count = len(one.lines) * len(one.levels) * (draws or one.scaling["draws"])
-        line(one.name, f"{one.title}; {f'{count} runs' if count else 'no runs'}")
+def _list(known: dict[str, Entry], draws: int | None, as_json: bool) -> None:
+    counts = {name: len(one.lines) * len(one.levels) * (draws or one.scaling["draws"]) for name, one in known.items()}
+    if as_json:
+        content = [{"name": name, "title": known[name].title, "runs": runs} for name, runs in counts.items()]
+        print(json.dumps({"entries": content}))
+        return
+    for name, runs in counts.items():
+        line(name, f"{known[name].title}; {f'{runs} runs' if runs else 'no runs'}")
     line("claims", "each claim of the paper: holds, fails or undetermined, from the results that are there")
 
 
@@ -137,20 +143,31 @@ def _dry_run(
     kept: Mapping[Path, Kept],
     figure: Path | None,
     root: Path,
-) -> None:
-    """What there is to run, and the numbers of what is over; a figure only where one is asked for by name."""
+    as_json: bool,
+) -> list[dict[str, Any]]:
+    """What there is to run, and the numbers of what is over; a figure only where one is asked for by name.  Printed,
+    or given back for JSON."""
     seen: set[Path] = set()
+    content = []
     for name, runs in plans.items():
         folders = {run.settings.folder(out) for run in runs}
         over = reproduce.present(runs, out, kept)
         there = {(run.line, run.level, run.draw) for run in over}
         ended = {run.settings.folder(out) for run in runs if (run.line, run.level, run.draw) in there}
-        line(name, f"{len(folders)} runs, {len(ended)} of them over, {len(folders - ended - seen)} to run")
+        to_run = len(folders - ended - seen)
         seen |= folders
+        lines, drawn = [], None
         if over:
             lines = reproduce.compared(chosen[name], runs, over)
             drawn = None if figure is None else _drawn(chosen[name], over, out, figure, root)
+        if as_json:
+            plain = _plain(chosen[name], lines, drawn, _kept(over))
+            content.append({**plain, "runs": len(folders), "over": len(ended), "to_run": to_run})
+            continue
+        line(name, f"{len(folders)} runs, {len(ended)} of them over, {to_run} to run")
+        if over:
             _print(chosen[name], lines, drawn, _kept(over))
+    return content
 
 
 def _kept(over: Iterable[Done]) -> int:
