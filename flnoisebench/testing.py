@@ -61,7 +61,10 @@ class Tiny(Dataset):
 
 
 def tiny_arrays(classes: int = 3, samples: int = 72, *, test: int = 30, public: int = 0, seed: int = 0) -> Arrays:
-    """uint8 [n, 1, 8, 8] images: grey noise, and in class j a bright bar in rows of its own.  Labels go round."""
+    """uint8 [n, 1, 8, 8] images: grey noise, and in class j a bright bar in rows of its own.  Labels go round.  Raises
+    ValueError for more classes than there are rows."""
+    if not 1 <= classes <= 8:
+        raise ValueError(f"classes = {classes}: each has rows of its own, and there are 8")
     rng = np.random.default_rng(seed)
 
     def draw(n: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -183,7 +186,10 @@ def tiny_run(
 
 def path_of(method: type[Method]) -> str:
     """path/to/file.py:Class, as --method takes it.  Raises ValueError for a class that workers could not import."""
-    source = inspect.getsourcefile(method)
+    try:
+        source = inspect.getsourcefile(method)
+    except (TypeError, OSError):  # of a prompt or a string
+        source = None
     if source is None or method.__qualname__ != method.__name__:
         raise ValueError(f"a class at the top level of a file is wanted, not {method.__qualname__}")
     return f"{Path(source).resolve()}:{method.__name__}"

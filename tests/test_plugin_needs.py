@@ -485,14 +485,22 @@ def test_tiny_arrays_are_separable_and_repeatable():
     bars = one.train_images.double().reshape(-1, 64)
     means = torch.stack([bars[one.train_labels == j].mean(0) for j in range(3)])
     assert torch.equal(torch.cdist(bars, means).argmin(1), one.train_labels)
+    eight = tiny_arrays(classes=8)
+    assert all((eight.train_images[j, 0, j] >= 130).all() for j in range(8))
+    for classes in (0, 9):  # of nine two had rows that overlap or none
+        with pytest.raises(ValueError, match="rows of its own, and there are 8"):
+            tiny_arrays(classes=classes)
 
 
 def test_a_method_inside_a_function_has_no_file_to_be_run_from(tmp_path):
     class Local(fixtures.Averaging):
         pass
 
-    with pytest.raises(ValueError, match="top level of a file"):
-        tiny_run(Local, tmp_path)
+    typed = {"Averaging": fixtures.Averaging, "__name__": "prompt"}
+    exec("class Typed(Averaging): pass", typed)
+    for method in (Local, typed["Typed"]):
+        with pytest.raises(ValueError, match="top level of a file"):
+            tiny_run(method, tmp_path)
 
 
 def test_wrong_settings_are_named_before_anything_runs(tmp_path):
