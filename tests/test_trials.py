@@ -226,6 +226,17 @@ def test_folders_of_the_files_that_it_writes_are_made_and_what_cannot_be_written
     assert said == f"error: {in_the_way}: Is a directory"
 
 
+def test_the_trials_grid_is_not_written_over(swept, tmp_path, monkeypatch):
+    path = tmp_path / "trials.toml"
+    shutil.copy(swept[0], path)
+    monkeypatch.chdir(tmp_path)
+    words = ("choose", path, "--out", swept[1], "--device", "cpu")
+    for places in (("--grid", "trials.toml"), ("--log", path), ("--grid", "new", "--log", "new")):
+        assert "two of them are one" in refused(*words, *places)
+    assert path.read_text() == TRIALS
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_trials_of_several_commits_are_said_to_be(swept, tmp_path):
     path, out = swept
     shutil.copytree(out, tmp_path / "runs")

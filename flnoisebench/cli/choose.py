@@ -46,6 +46,9 @@ def choose(
         raise registry.unknown("device", device, DEVICES)
     if device == "auto":
         device = runtime.pick_devices("auto")[0].type
+    places = [path.resolve() for path in (grid_file, grid, log) if path]
+    if len(set(places)) < len(places):
+        raise ValueError("GRID, --grid and --log are files of their own, and here two of them are one")
     root = data_root or opt.default_data_root()
     found = trials.load(grid_file, out=out, device=device, data_root=root)
     codes = {code for tried in found.values() for trial in tried for code in trial.commits}
