@@ -264,6 +264,8 @@ def test_the_command_takes_settings_of_the_method_and_of_the_small_budget():
     words = ("check", "-m", "fedavg-relabel", "--only", "settings-json", "--set")
     assert "correct_start = 30 lies beyond these 12 rounds" in done(*words, "correct_start=30")
     assert "batch" in refused("check", "-m", "fedavg", *FAST, "--set", "protocol.batch=0")
+    assert "contradict each other" in refused(*words, "protocol.rounds=5", "--rounds", "6")
+    assert json.loads(done(*words, "protocol.rounds=5", "--json"))["rounds"] == 5
     result = call(*words, "no_such=1")
     assert (result.exit_code, "unknown setting 'no_such'" in result.stdout) == (1, True)
 

@@ -32,8 +32,13 @@ def check(
         ),
     ] = None,
     rounds: Annotated[
-        int, typer.Option(min=1, help="Length of the runs: long enough to come to the method's last stage.")
-    ] = conformance.ROUNDS,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Length of the runs: long enough to come to the method's last stage.",
+            show_default=str(conformance.ROUNDS),
+        ),
+    ] = None,
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="RULE", help="Try this rule. Repeatable.", show_default="all")
     ] = None,
@@ -45,7 +50,7 @@ def check(
     ] = False,
 ) -> None:
     """Try a method on every rule that it must keep, in seconds and without a data set."""
-    require_agreement({"set": set_})
+    require_agreement({"set": set_, "rounds": rounds})
     settings, protocol = parted(dict(map(parse_assignment, set_ or [])))
     live = console.out.is_terminal and not as_json
     with console.out.status("starting") if live else nullcontext() as status:
@@ -54,7 +59,7 @@ def check(
             settings=settings,
             preset=preset,
             protocol=protocol,
-            rounds=rounds,
+            rounds=rounds or conformance.ROUNDS,
             only=only,
             full=full,
             before=lambda rule: status.update(rule.promise) if status else None,
