@@ -221,6 +221,15 @@ def test_seconds_are_compared_on_one_machine_only():
     assert (found.left_out, found.hardware) == (("Fedcova",), "cpu, Abacus 3000, serial, lanes 1, beside others")
 
 
+def test_a_row_of_failed_runs_is_said_to_have_none_and_not_to_be_on_another_machine(tmp_path):
+    runs = [entry(), entry(method="fedcova"), entry(method="fedavg-relabel", status="failed")]
+    said = done("leaderboard", "stats", saved(runs, tmp_path)).splitlines()
+    assert [line.partition("; ")[2] for line in said if ", at equal " in line] == [
+        "without a complete run: Fedavg-Relabel", "without a complete run: Fedavg-Relabel",
+        "not on it: Fedavg-Relabel",
+    ]  # fmt: skip
+
+
 # -------------------------------------------------------------------------------------------------------- tables
 
 

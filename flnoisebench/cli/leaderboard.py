@@ -336,7 +336,7 @@ def _print_budget(measure: str, one: comparison.EqualBudget) -> None:
     if one.hardware:
         title += f" on {one.hardware}"
     if one.left_out:
-        title += f"; not on it: {', '.join(one.left_out)}"
+        title += f"; {'not on it' if one.hardware else 'without a complete run'}: {', '.join(one.left_out)}"
     lines = [
         (
             reached.name,
