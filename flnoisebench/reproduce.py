@@ -219,10 +219,13 @@ def _swept(runs: list[Settings], data_root: Path, out: Path, device: str, worker
         if (error.name or "").partition(".")[0] not in ("dask", "distributed"):
             raise
         raise ValueError("several runs at once need Dask: pip install 'flnoisebench[sweep]'") from error
-    kind = runtime.pick_devices(device)[0].type
-    place = (
-        sweep.Local(device=kind, runs_per_gpu=workers) if kind == "cuda" else sweep.Local(device=kind, workers=workers)
-    )
+    devices = runtime.pick_devices(device)
+    kind = devices[0].type
+    if kind == "cuda":
+        cards = [one.index for one in devices] if ":" in device else None
+        place = sweep.Local(device=kind, runs_per_gpu=workers, cards=cards)
+    else:
+        place = sweep.Local(device=kind, workers=workers)
     return sweep.Sweep(runs, out=out, data_root=data_root, place=place, device=kind, retry=retry).carry_out()
 
 

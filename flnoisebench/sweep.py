@@ -294,24 +294,33 @@ class Place(Protocol):
 
 
 class Local:
-    """Worker processes on this host.  One a run slot, under a nanny that starts it again when it dies."""
+    """Worker processes on this host.  One a run slot, under a nanny that starts it again when it dies.  cards: by the
+    numbers that torch gives them (default: all)."""
 
     lasting = False
 
-    def __init__(self, *, device: str = "cpu", workers: int | None = None, runs_per_gpu: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        device: str = "cpu",
+        workers: int | None = None,
+        runs_per_gpu: int = 1,
+        cards: Sequence[int] | None = None,
+    ) -> None:
         if workers is not None and workers < 1:
             raise ValueError(f"--workers must be at least 1, not {workers}")
         if runs_per_gpu < 1:
             raise ValueError(f"--runs-per-gpu must be at least 1, not {runs_per_gpu}")
         self._cluster: Any = None
         if device == "cuda":
-            cards = visible_cards()
-            if not cards:
+            visible = visible_cards()
+            if not visible:
                 raise ValueError("--device cuda: torch finds no GPU here")
             if workers is not None:
                 raise ValueError("--workers is for CPUs; on GPUs say --runs-per-gpu")
-            self.cards: list[str | None] = [card for card in cards for _ in range(runs_per_gpu)]
-            self.name = f"{len(cards)} GPUs of this host, {runs_per_gpu} runs at once on each"
+            chosen = visible if cards is None else [visible[card] for card in cards]
+            self.cards: list[str | None] = [card for card in chosen for _ in range(runs_per_gpu)]
+            self.name = f"{len(chosen)} GPUs of this host, {runs_per_gpu} runs at once on each"
         else:
             self.cards = [None] * (workers or max(2, len(os.sched_getaffinity(0))))
             self.name = f"{len(self.cards)} workers on this host"

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from command_line import call, done, refused, rows
 
 from flnoisebench import claims, papers, published, records, registry, reproduce, runtime
@@ -214,6 +215,24 @@ def test_a_failed_run_stops_no_other_and_is_shown_as_failed(tmp_path, monkeypatc
     assert reproduce.present(runs, tmp_path)[1].result.status == "failed"
     assert reproduce.carry_out(runs, data_root=NOWHERE, out=tmp_path, device="cpu", retry=True) == {}
     assert reproduce.present(runs, tmp_path)[1].result.status == "complete"
+
+
+@pytest.mark.parametrize(("device", "cards"), [("auto", ["5", "7"]), ("cuda", ["5", "7"]), ("cuda:1", ["7"])])
+def test_several_runs_at_once_are_on_the_cards_that_are_named(tmp_path, monkeypatch, device, cards):
+    sweep = pytest.importorskip("flnoisebench.sweep")
+    monkeypatch.setattr(sweep, "visible_cards", lambda: ["5", "7"])  # by CUDA_VISIBLE_DEVICES
+    monkeypatch.setattr(
+        reproduce.runtime, "pick_devices", lambda wish: [torch.device("cuda", int(wish.partition(":")[2] or 0))]
+    )
+    places = []
+
+    def sweeping(runs, *, place, **rest):
+        places.append(place)
+        return SimpleNamespace(carry_out=lambda: [])
+
+    monkeypatch.setattr(sweep, "Sweep", sweeping)
+    reproduce._swept([], NOWHERE, tmp_path, device, 2, False)
+    assert places[0].cards == [card for card in cards for _ in range(2)]
 
 
 def test_a_run_that_fails_and_leaves_no_result_is_said_and_no_success(tmp_path, monkeypatch):
