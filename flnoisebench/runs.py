@@ -60,6 +60,7 @@ def found(folder: Path) -> Found:
     """What a run's folder says; without a settings.json an unfinished run of no rounds."""
     try:
         if (content := _json(folder / "result.json")) is not None:
+            _size(content["settings"])  # what a plan takes for granted
             return Found(
                 folder,
                 content["status"],
@@ -71,6 +72,8 @@ def found(folder: Path) -> Found:
         settings = dict(_json(folder / "settings.json") or {})
         if not settings and (said := _lines(folder / FAILURE)):
             return Found(folder, "failed", {}, problem=said[-1].decode(errors="replace"))
+        if settings:
+            _size(settings)
         lines = _lines(folder / "records.jsonl")
         last = json.loads(lines[-1]) if lines else {"accuracy": None}
         seconds = sum(json.loads(line)["seconds"]["round"] for line in lines)
@@ -158,4 +161,5 @@ def seconds_a_round(settings: Settings, known: list[Found]) -> float | None:
 def _size(settings: dict[str, Any]) -> tuple[Any, ...]:
     protocol = settings["protocol"]
     budget = ("model", "local_epochs", "batch", "participation", "precision")
-    return (settings["scenario"]["clients"], *(protocol[name] for name in budget))
+    scene = settings["scenario"]
+    return (scene["dataset"], scene["clients"], *(protocol[name] for name in budget))

@@ -415,6 +415,15 @@ def test_unfinished_failed_and_damaged_runs_are_listed_as_what_they_are(finished
         assert line.endswith(f"; move {folder} away, and the command that began it starts it anew")
 
 
+def test_settings_that_lack_what_a_plan_needs_are_damaged_and_no_traceback_of_every_plan(finished, tmp_path, tiny):
+    copies(finished, tmp_path, 2)
+    for one in runs.below(tmp_path):
+        (one.folder / "result.json").unlink()
+        (one.folder / "settings.json").write_text('{"method": "fedavg"}')
+    assert {one.status for one in runs.below(tmp_path)} == {"damaged"}
+    done("sweep", tiny, "--out", tmp_path, "--dry-run", "--device", "cpu")
+
+
 def test_a_listed_run_can_be_shown_and_says_what_tells_it_from_the_others(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = ("run", "--rounds", "1", "--clients", "5", "--device", "cpu", "--out", "runs")
