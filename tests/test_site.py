@@ -14,6 +14,7 @@ import pytest
 from command_line import done, refused, rows, snapshot
 from leaderboard_entries import entry, saved
 
+from flnoisebench import registry
 from flnoisebench.leaderboard import FLAGS, rows_of
 from flnoisebench.leaderboard.entries import Curves
 from flnoisebench.report import site
@@ -221,6 +222,18 @@ def test_a_card_says_the_conditions_and_what_the_method_is_told(built):
 def test_text_from_results_is_text_and_no_markup(built):
     assert "<script>document" not in page(built)
     assert "&lt;script&gt;document.title=&#39;taken&#39;&lt;/script&gt; &amp; &#34;Friends&#34;" in page(built)
+
+
+def test_a_method_that_cannot_be_imported_here_has_a_card_without_departures(monkeypatch):
+    """And its rows, which are of its runs alone."""
+    one = entry(method="fedcova")
+    assert site.cards([one])[0].departures
+
+    def broken(name):
+        raise ValueError(f"method {name!r} cannot be imported")
+
+    monkeypatch.setattr(registry, "load_method", broken)
+    assert site.cards([one])[0].departures == ()
 
 
 def test_numbers_for_people():

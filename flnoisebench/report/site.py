@@ -229,7 +229,10 @@ def cards(entries: Iterable[Entry]) -> list[MethodCard]:
 def _departures(method: str) -> tuple[str, ...]:
     if method not in registry.names(registry.METHODS):
         return ()
-    return tuple(registry.load_method(method).card.departures)
+    try:
+        return tuple(registry.load_method(method).card.departures)
+    except ValueError:  # it cannot be imported here
+        return ()
 
 
 # ---------------------------------------------------------------------------------------------- the curves
