@@ -11,6 +11,7 @@ from command_line import PLUGIN, RUN, call, done, refused, rows
 from leaderboard_entries import ENVIRONMENT, entry, only, saved
 
 from flnoisebench import provenance, records
+from flnoisebench.cli.leaderboard import stated_by
 from flnoisebench.leaderboard import COLUMNS, FLAGS, Entry, Row, board, entries, rows_of
 from flnoisebench.leaderboard.agreement import agreement
 from flnoisebench.leaderboard.rows import csv_text, row_from
@@ -844,6 +845,16 @@ def test_a_run_that_fails_when_it_is_repeated_fails_in_every_call(tmp_path, monk
         assert result.exit_code == 1
         assert "draw 0, seed 0: the run of" in result.stderr
         assert "fails here: Mine, round 1" in result.stderr
+
+
+def test_an_entrys_copy_has_a_row_of_its_own_in_a_folder_of_any_name(built, tmp_path):
+    path = sorted((built / "results").rglob("*.json"))[0]
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "another.json").write_text("{}")
+    shutil.copy(path, tmp_path / "results" / "copy.json")
+    assert stated_by(str(path))[1].n == 2
+    (stated,), row = stated_by(str(tmp_path / "results" / "copy.json"))
+    assert (stated, row.n) == (entries.load(path), 1)
 
 
 def test_a_run_is_not_held_against_itself(runs):

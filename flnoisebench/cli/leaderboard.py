@@ -154,7 +154,9 @@ def stated_by(target: str) -> tuple[list[Entry], Row | None]:
     path = Path(target)
     if path.suffix == ".json" and path.name != "result.json" and path.is_file():
         entry = entries.load(path)
-        root = next((parent.parent for parent in path.parents if parent.name == entries.RESULTS), None)
+        # a leaderboard's, where it lies as in one: any folder may be called so
+        places = (parent.parent for parent in path.parents if parent.name == entries.RESULTS)
+        root = next((place for place in places if entry.path(place) == path), None)
         near = entries.load_all(root) if root else [entry]
         row = next(row for row in rows_of(near) if entry in board.members(row, near))
         return [entry] if entry.status == "complete" else [], row
