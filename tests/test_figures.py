@@ -160,14 +160,18 @@ def test_sensitivity_is_drawn_over_settings_that_may_be_none_or_lists(runs):
     for over, values in (
         (("method_settings", "k1"), {"3": 3, "none": None}),
         (("scenario", "noise", "ids"), {"[0, 2]": (0, 2), "[1]": (1,)}),
+        (("method_settings", "correct"), {"false": False, "true": True}),
+        (("method_settings", "eps2"), {"1234567": 1234567.0, "1234567.5": 1234567.5}),  # two that differ
     ):
         varied = [
             run._replace(settings=figures._with(run.settings, over, value))
             for run, value in zip(own, values.values(), strict=True)
         ]
         name = ".".join(over).removeprefix("method_settings.").removeprefix("scenario.")
-        axes = figures.draw("sensitivity", varied, name).axes[-1]
+        *panels, axes = figures.draw("sensitivity", varied, name).axes
         assert [tick.get_text() for tick in axes.get_xticklabels()] == list(values)
+        legends = [text.get_text() for panel in panels for text in panel.get_legend().get_texts()]
+        assert sorted(legends) == sorted(f"{name} = {value}" for value in values)
 
 
 def test_costs_are_those_of_a_round(runs):
@@ -351,6 +355,8 @@ def test_what_cannot_be_drawn_is_said(out, runs, tmp_path):
     averaging = of(runs, "fedavg")
     with pytest.raises(ValueError, match="none of these runs has the diagnostic phi"):
         figures.draw("orthogonality", averaging)
+    with pytest.raises(ValueError, match="none of these runs has a round with an accuracy"):
+        figures.draw("curves", [run._replace(rounds=()) for run in averaging])
     with pytest.raises(ValueError, match="clients is 5 in all of these runs"):
         figures.draw("sensitivity", averaging, "clients")
     old = averaging[0]._replace(result=averaging[0].result.model_copy(update={"wrong_labels_after": None}))

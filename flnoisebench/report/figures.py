@@ -305,10 +305,13 @@ def curves(runs: Sequence[Run]) -> Any:
     panels = _grouped(runs, lambda run: run.panel)
     looks = _looks(run.label for run in runs)
     figure, axes = _panels(1, len(panels), height=3.0, sharey=True)
+    drawn = False
     for place, (panel, inside) in zip(axes[0], panels.items(), strict=True):
         for label, line in _grouped(inside, lambda run: run.label).items():
-            _curve(place, line, _accuracy, label, looks[label])
+            drawn |= _curve(place, line, _accuracy, label, looks[label])
         place.set(xlabel="round", title=_wrapped(panel))
+    if not drawn:
+        raise ValueError("none of these runs has a round with an accuracy")
     axes[0, 0].set_ylabel("accuracy (%)")
     _legend(figure, axes)
     return figure
@@ -432,8 +435,7 @@ def sensitivity(runs: Sequence[Run], over: str) -> Any:
     for at, (name, by_value) in zip(axes[0], lines.items(), strict=False):
         for value in ordered:
             if value in by_value:
-                _curve(at, by_value[value], _accuracy, f"{over} = {value:g}" if isinstance(value, float)
-                       else f"{over} = {value}", colours[str(value)])  # fmt: skip
+                _curve(at, by_value[value], _accuracy, f"{over} = {_tick(value)}", colours[str(value)])
         at.set(xlabel="round", ylabel="accuracy (%)", title=_wrapped(name) if len(lines) > 1 else "")
         at.legend(ncols=2 if len(over) < 12 else 1)
     last = axes[0, -1]
@@ -454,9 +456,9 @@ def sensitivity(runs: Sequence[Run], over: str) -> Any:
         last.set_xscale("log")
         last.xaxis.set_minor_formatter("")
     if numeric:
-        last.set_xticks(ordered, [f"{value:g}" for value in ordered])
+        last.set_xticks(ordered, list(map(_tick, ordered)))
     else:
-        last.set_xticks(list(place.values()), [str(value) for value in place])
+        last.set_xticks(list(place.values()), list(map(_tick, place)))
     last.set(xlabel=over, ylabel="accuracy, mean of last five rounds (%)")
     if len(lines) > 1:
         last.legend()
@@ -468,6 +470,13 @@ def _point(value: Any) -> Any:
     if isinstance(value, int | float | str):
         return value
     return "none" if value is None else json.dumps(value)
+
+
+def _tick(value: Any) -> str:
+    """A value of ``_point`` with all of its digits: two that differ have two names.  Flags as --set takes them."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 COSTS: tuple[tuple[str, Callable[[RunResult | Entry], float]], ...] = (
