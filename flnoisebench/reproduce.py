@@ -299,10 +299,9 @@ def _upload(run: Done) -> float:
 def _second_moments(run: Done) -> float | None:
     """Bytes of a client's fp32 class second moments [J, d, d], of a method that has a dimension d."""
     d = run.result.settings.method_settings.get("d")
-    if d is None:
-        return None
+    # a leaderboard names no classes; it has a recall of each, where there was a predictor
     classes = len(run.result.last5.recall or ()) if isinstance(run.result, Kept) else run.result.federation["classes"]
-    return classes * d * d * 4.0
+    return classes * d * d * 4.0 if d is not None and classes else None
 
 
 def _share(part: float | None, reference: Done | None) -> float | None:

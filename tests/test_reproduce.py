@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 
+import leaderboard_entries
 import pytest
 import torch
 from command_line import call, done, refused, rows
@@ -233,6 +234,15 @@ def test_several_runs_at_once_are_on_the_cards_that_are_named(tmp_path, monkeypa
     monkeypatch.setattr(sweep, "Sweep", sweeping)
     reproduce._swept([], NOWHERE, tmp_path, device, 2, False)
     assert places[0].cards == [card for card in cards for _ in range(2)]
+
+
+def test_an_entry_of_a_run_without_a_predictor_has_no_covariances_of_no_bytes():
+    measure = reproduce.MEASURES["covariances of a client"]
+    kept = leaderboard_entries.entry(method="fedcova")
+    assert measure.of(reproduce.Done("", "", 0, None, kept), None) is None
+    last = kept.last5.model_copy(update={"recall": [50.0] * 10})
+    number = measure.of(reproduce.Done("", "", 0, None, kept.model_copy(update={"last5": last})), None)
+    assert number == 10 * kept.settings.method_settings["d"] ** 2 * 4 / 1e6
 
 
 def test_a_run_that_fails_and_leaves_no_result_is_said_and_no_success(tmp_path, monkeypatch):
