@@ -428,6 +428,20 @@ def test_of_two_new_results_of_one_run_none_is_taken_in_silence(tmp_path, monkey
     assert board.read(tmp_path)[0][0].failed == 0
 
 
+def test_a_run_that_failed_beside_the_entry_of_one_that_did_not_is_left_out_by_build_and_no_error_to_verify(
+    tmp_path, monkeypatch
+):
+    saved([entry((50.0, 60.0))], tmp_path)
+    failed = entry((50.0,), completed=False, status="failed", digest="e" * 64)
+    monkeypatch.setattr(entries, "runs_below", lambda runs: list(runs))
+    monkeypatch.setattr(Entry, "of", lambda folder: failed)
+    run = Path("a run")
+    (left_out,) = board.build([run], tmp_path).left_out.values()
+    (found,) = [one for one in board.verify(tmp_path, [run]) if one.file == run]
+    assert (found.level, found.what) == ("doubt", left_out)
+    assert not [one for one in board.verify(tmp_path, [run]) if one.level == "error"]
+
+
 def test_a_table_whose_entries_have_gone_goes_with_the_next_build(tmp_path):
     """``read`` refuses it and says that ``build`` mends that."""
     saved([entry(), entry(dataset="synthetic")], tmp_path)

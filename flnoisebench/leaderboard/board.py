@@ -423,6 +423,9 @@ def _against_runs(entries: Mapping[Path, Entry], runs: Sequence[Path], leaderboa
         if entry is None:
             problems.append(Problem("doubt", folder, 0, "", "is finished and not in the leaderboard"))
             continue
+        if (entry.status, made.status) == ("complete", "failed"):  # which ``build`` leaves out
+            problems.append(Problem("doubt", folder, 0, "", f"failed, and {path} is of a run that did not"))
+            continue
         for name in Entry.model_fields:
             if getattr(entry, name) != getattr(made, name):
                 problems.append(Problem("error", path, 0, "", f"{name} differs from that of the run in {folder}"))
