@@ -23,6 +23,7 @@ import inspect
 import logging
 import os
 import queue
+import re
 import shutil
 import signal
 import socket
@@ -417,7 +418,7 @@ class Slurm:
     jobs        how many at most
     cores       CPU cores of a job
     processes   runs at once in a job (default 1)
-    gpu         true: a job has one GPU, asked for with --gres=gpu:1 unless job_extra_directives speak of one
+    gpu         true: a job has one GPU, asked for with --gres=gpu:1 unless job_extra_directives ask for one
 
     A job that ends before its time (walltime, preemption) is submitted again; its runs resume.
     """
@@ -445,7 +446,7 @@ class Slurm:
         options.update(job_cpu=options.pop("cores"), cores=processes, processes=processes)
         if gpu:
             directives = list(options.get("job_extra_directives", ()))
-            if not any("gpu" in directive for directive in directives):
+            if not any(re.match(r"--(gres|tres)\S*gpu|--gpus|-G", directive.strip()) for directive in directives):
                 directives.append("--gres=gpu:1")
             options["job_extra_directives"] = directives
             further = list(options.get("worker_extra_args", ()))

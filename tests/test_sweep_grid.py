@@ -344,6 +344,18 @@ def test_options_that_do_not_go_together_are_refused(tiny, words, found):
     assert found in refused("sweep", tiny, *words)
 
 
+@pytest.mark.parametrize(
+    ("directive", "asks"),
+    [("--gres=gpu:a100:1", True), ("--gpus=1", True), ("-G 1", True), ("--account=gpu-lab", False), ("-p gpu", False)],
+)
+def test_a_gpu_is_asked_for_unless_the_profile_does(directive, asks):
+    """And not where an account or a partition is only called so: its workers would find none."""
+    pytest.importorskip("dask_jobqueue")
+    sweep = pytest.importorskip("flnoisebench.sweep")
+    profile = {"jobs": 1, "cores": 1, "memory": "1GB", "gpu": True, "job_extra_directives": [directive]}
+    assert ("--gres=gpu:1" not in sweep.Slurm(profile).options["job_extra_directives"]) == asks
+
+
 @pytest.mark.parametrize(("named", "cards"), [("0,-1,1", ["0"]), ("3, 1", ["3"]), ("", ["0"]), ("GPU-8a,", ["GPU-8a"])])
 def test_workers_are_of_the_cards_that_cuda_takes_of_those_named(monkeypatch, named, cards):
     sweep = pytest.importorskip("flnoisebench.sweep")
