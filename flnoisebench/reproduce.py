@@ -560,10 +560,15 @@ def _toy_numbers(eps2: float) -> list[tuple[str, str, float]]:
 FIGURES = {"accuracy": None, "runtime": "costs"}  # kinds of figures by what an entry shows; else of the same name
 
 
+def kind_of_figure(entry: Entry) -> str | None:
+    """None of a table, which has none."""
+    return FIGURES.get(entry.show, entry.show)
+
+
 def draw(entry: Entry, done: Sequence[Done], path: Path, *, data_root: Path) -> bool:
     """Write the entry's figure from the runs that are over (``present``); False where it is a table, or nothing is
     over."""
-    kind = FIGURES.get(entry.show, entry.show)
+    kind = kind_of_figure(entry)
     if kind is None:
         return False
     if kind == "partition":

@@ -139,6 +139,8 @@ def test_an_unknown_name_gets_near_misses():
         papers.read("fedcov")
     assert "leave it out" in refused("reproduce", "all", "--figure", "a.svg")
     assert "a figure's name ends in" in refused("reproduce", "ablation", "--figure", "a.gif")
+    for name in ("ablation", "claims"):
+        assert f"{name} is drawn as none; leave it out" in refused("reproduce", name, "--figure", "a.svg")
 
 
 # ------------------------------------------------------------------------------------------------- the runs

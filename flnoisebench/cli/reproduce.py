@@ -68,14 +68,16 @@ def command(
         return
     place = runtime.kind_of(device) if dry_run or name == "claims" else runtime.pick_devices(device)[0].type
     chosen = known if name in ("all", "claims") else {name: reproduce.entry(name, scale)}
-    kept = {} if leaderboard is None else board.kept(leaderboard)
-    if name == "claims":
-        _claims(claims.verdicts(scale, out, device=place, draws=draws, kept=kept), as_json)
-        return
     if figure is not None:
         figures.check_format(figure)
         if name == "all":
             raise ValueError("--figure is one file, and all are many: leave it out, or name one of them")
+        if name == "claims" or reproduce.kind_of_figure(chosen[name]) is None:
+            raise ValueError(f"--figure: {name} is drawn as none; leave it out")
+    kept = {} if leaderboard is None else board.kept(leaderboard)
+    if name == "claims":
+        _claims(claims.verdicts(scale, out, device=place, draws=draws, kept=kept), as_json)
+        return
     root = data_root or opt.default_data_root()
     plans = {one.name: reproduce.wanted(one, device=place, draws=draws) for one in chosen.values()}
     if dry_run:
