@@ -17,6 +17,7 @@ from flnoisebench.cli.console import duration, line, percent
 from flnoisebench.cli.show import only_run
 from flnoisebench.executors import ClientError
 from flnoisebench.leaderboard import REFERENCE, Entry, Row, agreement, board, comparison, entries, rows_of, tables
+from flnoisebench.leaderboard.rows import cell_of
 
 app = typer.Typer(no_args_is_help=True, help="Tables that follow from runs, and can be checked and run again.")
 
@@ -150,7 +151,7 @@ def stated_by(target: str) -> tuple[list[Entry], Row | None]:
         if not number.isdecimal() or not 2 <= int(number) <= len(rows) + 1:
             raise ValueError(f"{target}: {path} has rows in lines 2 to {len(rows) + 1}")
         row = rows[int(number) - 2]
-        return [entry for entry in board.members(row, found) if entry.status == "complete"], row
+        return [entry for entry in board.by_cell(found)[row.cell] if entry.status == "complete"], row
     path = Path(target)
     if path.suffix == ".json" and path.name != "result.json" and path.is_file():
         entry = entries.load(path)
@@ -158,7 +159,7 @@ def stated_by(target: str) -> tuple[list[Entry], Row | None]:
         places = (parent.parent for parent in path.parents if parent.name == entries.RESULTS)
         root = next((place for place in places if entry.path(place) == path), None)
         near = entries.load_all(root) if root else [entry]
-        row = next(row for row in rows_of(near) if entry in board.members(row, near))
+        row = next(row for row in rows_of(near) if row.cell == cell_of(entry))
         return [entry] if entry.status == "complete" else [], row
     folder = path.parent if path.name == "result.json" else path
     if folder.is_dir():

@@ -20,7 +20,7 @@ import scipy  # scipy.stats comes with its first use: .9 s of every command's st
 
 from flnoisebench import registry
 from flnoisebench.leaderboard import naming
-from flnoisebench.leaderboard.board import members
+from flnoisebench.leaderboard.board import by_cell
 from flnoisebench.leaderboard.entries import Entry
 from flnoisebench.leaderboard.rows import FLAGS, REFERENCE, Row
 from flnoisebench.records import LAST_ROUNDS
@@ -125,16 +125,16 @@ def differences(
     if not any(row.method == against for row in rows):
         raise registry.unknown("method of these rows", against, sorted({row.method for row in rows}))
     found: list[Difference] = []
-    names, groups = naming.names(rows), arenas(rows)
+    names, groups, runs = naming.names(rows), arenas(rows), by_cell(entries)
     for where, group in zip(_where(groups), groups.values(), strict=True):
         base = plain(group, against)
         if base is None:
             continue
-        theirs = by_draw(members(base, entries))
+        theirs = by_draw(runs.get(base.cell, ()))
         for row in group:
             if row is base:
                 continue
-            numbers = paired(by_draw(members(row, entries)), theirs, level)
+            numbers = paired(by_draw(runs.get(row.cell, ())), theirs, level)
             doubts = tuple(flag for flag in FLAGS if flag in row.doubts or flag in base.doubts)
             found.append(
                 Difference(
@@ -197,11 +197,11 @@ def ranking(rows: Iterable[Row], entries: Sequence[Entry], methods: Sequence[str
         wanted = {(row.method, names[row]): names[row] for group in found.values() for row in group}
     if len(wanted) < 3:
         raise ValueError(f"ranks need three methods or more, and here are {len(wanted)}: {', '.join(wanted.values())}")
-    values = []
+    values, runs = [], by_cell(entries)
     for group in found.values():
         own = {(row.method, names[row]): row for row in group}
         if set(wanted) <= set(own):
-            accuracy = [by_draw(members(own[contender], entries)) for contender in wanted]
+            accuracy = [by_draw(runs.get(own[contender].cell, ())) for contender in wanted]
             if shared := set.intersection(*map(set, accuracy)):
                 values.append([statistics.fmean(one[draw] for draw in shared) for one in accuracy])
     if len(values) < CELLS:
@@ -336,10 +336,10 @@ def equal_budget(rows: Iterable[Row], entries: Sequence[Entry], measure: Measure
     """A table for each arena with two rows or more that have runs."""
     rows = list(rows)
     found = []
-    names, groups = naming.names(rows), arenas(rows)
+    names, groups, every = naming.names(rows), arenas(rows), by_cell(entries)
     for where, group in zip(_where(groups), groups.values(), strict=True):
         runs = {
-            row: [entry for entry in members(row, entries) if entry.status == "complete" and entry.rounds]
+            row: [entry for entry in every.get(row.cell, ()) if entry.status == "complete" and entry.rounds]
             for row in group
         }
         hardware = ""

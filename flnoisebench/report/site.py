@@ -13,7 +13,6 @@ import hashlib
 import json
 import re
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -25,7 +24,6 @@ import jinja2
 
 from flnoisebench import records, registry
 from flnoisebench.leaderboard import COLUMNS, FLAGS, Entry, Row, board, naming, tables
-from flnoisebench.leaderboard.rows import cell_of
 
 GENERATOR = "flnoisebench site"  # in the page's head, by which a later build knows its own folder
 OURS = ("index.html", "assets", "data")
@@ -286,9 +284,7 @@ def files(leaderboards: Path) -> dict[str, bytes]:
     assets = dict(_assets())
     fingerprints = {name: hashlib.sha256(content).hexdigest()[:12] for name, content in assets.items()}
     found = {f"assets/{name}": content for name, content in assets.items() if name != TEMPLATE}
-    by_cell: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
-    for entry in entries:
-        by_cell[cell_of(entry)].append(entry)
+    by_cell = board.by_cell(entries)
     data = {}
     for dataset in sorted({row.dataset for row in rows}):
         content = _data(dataset, [line for line in lines if line.row.dataset == dataset], by_cell)
