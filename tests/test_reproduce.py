@@ -14,6 +14,7 @@ import torch
 from command_line import call, done, refused, rows
 
 from flnoisebench import claims, papers, published, records, registry, reproduce, runtime
+from flnoisebench.cli.reproduce import _failed as failed_of
 from flnoisebench.leaderboard import board
 from flnoisebench.reproduce import Line
 
@@ -236,6 +237,14 @@ def test_several_runs_at_once_are_on_the_cards_that_are_named(tmp_path, monkeypa
     monkeypatch.setattr(sweep, "Sweep", sweeping)
     reproduce._swept([], NOWHERE, tmp_path, device, 2, False)
     assert places[0].cards == [card for card in cards for _ in range(2)]
+
+
+def test_each_run_that_failed_in_a_leaderboard_is_named_by_its_file():
+    """They were named by the leaderboard, which showed the last of them alone."""
+    kept = [leaderboard_entries.entry(draw=draw, status="failed") for draw in range(2)]
+    found = failed_of([reproduce.Done("", "", i, None, one) for i, one in enumerate(kept)], Path("boards"))
+    assert found == {str(one.path(Path("boards"))): "it broke" for one in kept}
+    assert len(found) == 2
 
 
 def test_an_entry_of_a_run_without_a_predictor_has_no_covariances_of_no_bytes():

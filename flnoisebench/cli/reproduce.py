@@ -178,11 +178,13 @@ def _kept(over: Iterable[Done]) -> int:
 
 
 def _failed(over: Iterable[Done], leaderboard: Path | None) -> dict[str, str]:
-    """{where it is: why} of the runs that failed."""
+    """{where it is, a folder or an entry's file: why} of the runs that failed."""
+    failed = [run for run in over if run.result.status == "failed"]
     return {
-        str(run.folder or leaderboard): (run.result.failure or "").splitlines()[0]
-        for run in over
-        if run.result.status == "failed"
+        str(run.result.path(leaderboard or Path()) if isinstance(run.result, Kept) else run.folder): (
+            run.result.failure or ""
+        ).splitlines()[0]
+        for run in failed
     }
 
 
