@@ -196,6 +196,15 @@ def test_instance_noise_gives_each_sample_its_own_rate_round_the_clients():
     assert flip_rate(NOISE_PRESETS["instance"][0], 0.5) == pytest.approx(0.5)
 
 
+def test_a_client_at_the_foot_of_a_ramp_is_clean_under_instance_noise_too():
+    true, sources = balanced(1000, 5), Sources(images=images(1000))
+    found = drawn(noise_from("instance", rate="ramp", lo=0, hi=0.4), true, 5, sources, clients=5)
+    owner = np.arange(1000) // 7 % 5
+    wrong = [(found.given != true)[owner == m].mean() for m in range(5)]
+    assert found.nominal[0] == found.expected[0] == wrong[0] == 0
+    assert min(wrong[1:]) > 0
+
+
 def test_instance_noise_keeps_to_a_clients_own_classes_and_to_its_nominal_matrix():
     true = balanced(30_000, 6)
     owner = (true >= 3).astype(np.int64)

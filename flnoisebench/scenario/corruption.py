@@ -180,7 +180,7 @@ class _Federation:
 
     def flip_rates(self, nominal: Floats) -> Floats:
         """float64 [M]: the mean share of touched samples of each client."""
-        return np.array([flip_rate(self.law(m), r) if r else 0.0 for m, r in enumerate(nominal)])
+        return np.array([flip_rate(self.law(m), r) for m, r in enumerate(nominal)])
 
     def mass(self, nominal: Floats) -> float:
         """The expected share of wrong labels over all clients."""
@@ -310,8 +310,8 @@ def mean_level(law: Noise, client: int, clients: int) -> float:
 
 def flip_rate(law: Noise, nominal: float) -> float:
     """The mean share of touched samples at a nominal rate: itself, but for instance-dependent noise the mean of a
-    normal law round it, truncated to [0, 1]."""
-    if law.target != "instance" or not law.flip_spread:
+    normal law round it, truncated to [0, 1].  At 0 a client is clean, and no sample of it touched."""
+    if law.target != "instance" or not law.flip_spread or not nominal:
         return nominal
     normal, spread = NormalDist(), law.flip_spread
     a, b = -nominal / spread, (1 - nominal) / spread
@@ -358,7 +358,7 @@ def _touched(law: Noise, clean: Ints, nominal: float, names: tuple[Name, ...], m
     chance = numpy_stream(*names, "which", m).random(n)
     if law.count == "exact":
         return np.argsort(np.argsort(chance, kind="stable")) < whole(nominal, n)
-    if law.target != "instance" or not law.flip_spread:
+    if law.target != "instance" or not law.flip_spread or not nominal:
         return chance < nominal
     normal = NormalDist(nominal, law.flip_spread)
     low, high = normal.cdf(0), normal.cdf(1)
