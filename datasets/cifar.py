@@ -12,6 +12,8 @@ import codecs
 import hashlib
 import io
 import pickle
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -213,8 +215,11 @@ def _human(root: Path, dataset: CIFAR10, clean: torch.Tensor) -> dict[str, torch
         sets = _published(path, md5, dataset.name)
     else:
         path = arrays
-        with np.load(path, allow_pickle=False) as content:
-            sets = {key: content[key] for key in content.files}
+        try:
+            with np.load(path, allow_pickle=False) as content:
+                sets = {key: content[key] for key in content.files}
+        except (ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+            raise ValueError(f"{path} is no npz file or damaged ({error}): bring it anew") from error
         if _content(sets) != dataset.human_sha256:
             raise ValueError(
                 f"{path} does not hold the label sets of data/{name} of {_HUMAN}: {', '.join(sorted(sets))}"

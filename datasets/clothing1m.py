@@ -470,7 +470,10 @@ def _opened(where: Path, root: Path, asked: ArchiveSettings, public: bool) -> Ar
         for path in paths:
             if not path.is_file():
                 raise ValueError(f"{path} is not there, though {where / 'prepared.json'} is: prepare the data again")
-        pixels[part], labels[part] = open_map(paths[0]), np.load(paths[1])
+        try:
+            pixels[part], labels[part] = open_map(paths[0]), np.load(paths[1])
+        except EOFError as error:
+            raise ValueError(f"{paths[1]} is empty: prepare the data again") from error
         shape = (said.count, 3, about.settings.size, about.settings.size)
         if tuple(pixels[part].shape) != shape or _sha(labels[part]) != said.labels:
             raise ValueError(f"{paths[0]} or {paths[1].name} is not what prepared.json says: prepare the data again")

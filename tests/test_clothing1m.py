@@ -307,8 +307,13 @@ def test_a_damaged_map_is_found_by_check_and_a_truncated_one_when_it_is_opened(a
         file.seek(5000)
         file.write(bytes([byte[0] ^ 1]))
     assert any(f"{where / 'train.npy'} is damaged" in problem for problem in problems(archive))
-    (where / "train.npy").write_bytes((where / "train.npy").read_bytes()[:4000])
+    whole = (where / "train.npy").read_bytes()
+    (where / "train.npy").write_bytes(whole[:4000])
     with pytest.raises(ValueError, match=r"train.npy is damaged or truncated"):
+        Clothing1M().load(archive)
+    (where / "train.npy").write_bytes(whole)
+    (where / "test_labels.npy").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"test_labels.npy is empty: prepare the data again"):
         Clothing1M().load(archive)
     (where / "test_labels.npy").unlink()
     (where / "prepared.json").write_text("{")

@@ -76,6 +76,17 @@ def test_the_same_label_sets_are_read_from_an_npz_and_others_are_refused(miniatu
         CIFAR10().human_labels(root)
 
 
+@pytest.mark.parametrize("kept", [slice(0), slice(60), slice(40, None)], ids=["empty", "cut", "no beginning"])
+def test_a_damaged_npz_of_label_sets_is_named(kept, miniature):
+    root, sets = miniature
+    (root / "CIFAR-10_human.pt").unlink()
+    path = root / "CIFAR-10_human.npz"
+    np.savez(path, **{key: np.asarray(values, dtype=np.uint8) for key, values in sets.items()})
+    path.write_bytes(path.read_bytes()[kept])
+    with pytest.raises(ValueError, match=r"CIFAR-10_human\.npz is no npz file or damaged .*: bring it anew"):
+        CIFAR10().human_labels(root)
+
+
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
 def test_the_digest_of_the_published_label_sets(name):
     path = SHARED / "data" / "cifarn" / f"{name}n.npz"
@@ -140,4 +151,4 @@ def test_a_file_that_would_run_code_is_refused_even_under_the_right_md5(miniatur
 def test_a_data_set_that_nobody_labelled_says_so():
     result = call("scenario", "build", "--dataset", "digits", "--noise", "cifar10n-worse")
     assert result.exit_code != 0
-    assert "there are: none" in result.stderr
+    assert "this data set has none" in result.stderr
