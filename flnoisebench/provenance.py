@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -15,9 +16,18 @@ def commit() -> str | None:
     """The git commit of the code that runs; None where nobody knows.
 
     What FLNOISEBENCH_COMMIT says, else what was written into the archive or wheel that this copy came in, else the
-    checkout's.
+    checkout's.  A process that outlives a commit or a checkout, such as a cluster's worker, says the first that it was
+    asked for, "+changes": most of its code is that one's.
     """
-    return os.environ.get("FLNOISEBENCH_COMMIT") or _of_this_copy()
+    if said := os.environ.get("FLNOISEBENCH_COMMIT"):
+        return said
+    first, now = _at_first(), _of_this_copy()
+    return now if first is None or now in (first, None) else first.removesuffix("+changes") + "+changes"
+
+
+@functools.cache
+def _at_first() -> str | None:
+    return _of_this_copy()
 
 
 def _of_this_copy() -> str | None:

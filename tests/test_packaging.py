@@ -355,6 +355,24 @@ def test_the_commit_is_that_of_the_folder_whichever_repository_git_runs_it_in(wh
     assert commit_in(wheel[1] / "flnoisebench", GIT_DIR=str(tmp_path / ".git")) == (head, "")
 
 
+def test_a_process_that_outlives_its_commit_names_the_one_that_it_began_with(tmp_path, monkeypatch):
+    monkeypatch.delenv("FLNOISEBENCH_COMMIT", raising=False)
+    file = tmp_path / "provenance.py"
+    shutil.copy(ROOT / "flnoisebench" / "provenance.py", file)
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", "provenance.py")
+    git(tmp_path, "commit", "--quiet", "--message", "first")
+    began = git(tmp_path, "rev-parse", "HEAD").strip()
+    commit = runpy.run_path(str(file))["commit"]
+    assert commit() == commit() == began
+    file.write_text("# changed\n")
+    assert commit() == f"{began}+changes"
+    git(tmp_path, "commit", "--quiet", "--all", "--message", "second")
+    assert commit() == f"{began}+changes"  # and not the second, whose code does not run
+    git(tmp_path, "checkout", "--quiet", began)
+    assert commit() == began
+
+
 def test_a_run_and_a_sweep_of_such_a_copy_say_so_at_the_start(tmp_path, monkeypatch):
     command = (*RUN, "--out", tmp_path)
     assert provenance.remarks() == []
