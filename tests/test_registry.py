@@ -44,6 +44,13 @@ def test_names_import_nothing(entries):
     assert registry.names(METHODS) == ["ghost"]
 
 
+def test_a_method_that_cannot_be_imported_hides_no_other_of_the_list(entries):
+    entries(("broken", "no_such_package.anywhere:Ghost"), ("fedavg", "flnoisebench_methods.fedavg:FedAvg"))
+    broken, *others = done("list", "methods", "--details").splitlines()
+    assert broken.startswith("broken\tdamaged: method 'broken' (no_such_package.anywhere:Ghost) cannot be imported")
+    assert others[0].startswith("fedavg\tFedAvg: ")
+
+
 def test_two_packages_with_one_name_are_refused_and_both_are_named(entries):
     entries(("same", "one.package:A"), ("other", "x:Y"), ("same", "two.package:B"))
     for use in (lambda: registry.names(METHODS), lambda: registry.load_method("other")):
@@ -126,6 +133,9 @@ def test_a_data_set_that_lacks_something_is_refused_and_spoils_no_list(entries, 
     )
     with pytest.raises(ValueError, match="'bare' lacks classes, load, mean, std, which Bare must define"):
         registry.load_dataset("bare")
+    listed = done("list", "datasets", "--details")
+    assert "bare\tdamaged: the data set 'bare' lacks" in listed
+    assert "digits\tDigits (8 x 8), 10 classes" in listed
     said = {line.split("\t")[0]: line.split("\t")[1:] for line in done("data", "list").splitlines()}
     assert said["bare"] == ["damaged", "the data set 'bare' lacks classes, load, mean, std, which Bare must define"]
     assert said["digits"][0] == "there"

@@ -64,7 +64,11 @@ def methods(details: Details = False) -> None:
         if not details:
             line(name)
             continue
-        method = registry.load_method(name)
+        try:
+            method = registry.load_method(name)
+        except ValueError as error:  # one that cannot be imported hides no other
+            line(name, f"damaged: {error}")
+            continue
         card = method.card
         line(name, f"{card.title}: {card.paper}")
         line("  needs", ", ".join(card.conditions) or "nothing beyond FedAvg")
@@ -91,7 +95,11 @@ def datasets(details: Details = False) -> None:
         if not details:
             line(name)
             continue
-        data = registry.load_dataset(name)
+        try:
+            data = registry.load_dataset(name)
+        except ValueError as error:
+            line(name, f"damaged: {error}")
+            continue
         classes = f"{len(data.classes)} classes" if data.classes else "classes as its files or settings say"
         line(name, f"{data.title}, {classes}, protocol {data.protocol}")
         line("  source", data.source)
