@@ -11,7 +11,7 @@ from command_line import call, done, refused
 from leaderboard_entries import entry, saved
 
 from flnoisebench import published
-from flnoisebench.leaderboard import board, comparison, rows_of, tables
+from flnoisebench.leaderboard import comparison, rows, rows_of, tables
 from flnoisebench.leaderboard.comparison import at_budget, critical_difference, holm, paired
 from flnoisebench.leaderboard.rows import cell_of
 
@@ -226,7 +226,7 @@ def test_entries_are_gone_through_once_and_not_for_every_row(monkeypatch):
     """Of 154 rows of 554 runs that took a quarter of a minute."""
     runs = [entry(method=method, draw=draw) for method in ("fedavg", "fedcova", "fedavg-relabel") for draw in range(3)]
     every, asked = rows_of(runs), []
-    monkeypatch.setattr(board, "cell_of", lambda one: asked.append(one) or cell_of(one))
+    monkeypatch.setattr(rows, "cell_of", lambda one: asked.append(one) or cell_of(one))
     comparison.differences(every, runs)
     assert len(asked) == len(runs)
     comparison.equal_budget(every, runs, "images")

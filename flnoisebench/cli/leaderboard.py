@@ -17,7 +17,7 @@ from flnoisebench.cli.console import duration, line, percent
 from flnoisebench.cli.show import only_run
 from flnoisebench.executors import ClientError
 from flnoisebench.leaderboard import REFERENCE, Entry, Row, agreement, board, comparison, entries, rows_of, tables
-from flnoisebench.leaderboard.rows import cell_of
+from flnoisebench.leaderboard.rows import by_cell, cell_of
 
 app = typer.Typer(no_args_is_help=True, help="Tables that follow from runs, and can be checked and run again.")
 
@@ -151,7 +151,7 @@ def stated_by(target: str) -> tuple[list[Entry], Row | None]:
         if not number.isdecimal() or not 2 <= int(number) <= len(rows) + 1:
             raise ValueError(f"{target}: {path} has rows in lines 2 to {len(rows) + 1}")
         row = rows[int(number) - 2]
-        return [entry for entry in board.by_cell(found)[row.cell] if entry.status == "complete"], row
+        return [entry for entry in by_cell(found)[row.cell] if entry.status == "complete"], row
     path = Path(target)
     if path.suffix == ".json" and path.name != "result.json" and path.is_file():
         entry = entries.load(path)

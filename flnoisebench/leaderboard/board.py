@@ -195,14 +195,6 @@ def kept(leaderboards: Path) -> dict[Path, Entry]:
     return {entry.settings.folder(Path()): entry for entry in read(leaderboards)[1]}
 
 
-def by_cell(entries: Iterable[Entry]) -> dict[tuple[str, ...], list[Entry]]:
-    """The entries that each row follows from (``Row.cell``), by draw and seed."""
-    found: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
-    for entry in sorted(entries, key=lambda entry: (entry.settings.scenario.draw, entry.settings.seed)):
-        found[cell_of(entry)].append(entry)
-    return dict(found)
-
-
 # --------------------------------------------------------------------------------------------------- verify
 
 

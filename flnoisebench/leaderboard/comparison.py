@@ -20,9 +20,8 @@ import scipy  # scipy.stats comes with its first use: .9 s of every command's st
 
 from flnoisebench import registry
 from flnoisebench.leaderboard import naming
-from flnoisebench.leaderboard.board import by_cell
 from flnoisebench.leaderboard.entries import Entry
-from flnoisebench.leaderboard.rows import FLAGS, REFERENCE, Row
+from flnoisebench.leaderboard.rows import FLAGS, REFERENCE, Row, by_cell
 from flnoisebench.records import LAST_ROUNDS
 
 CELLS = 6  # fewest for mean ranks: below, Friedman's chi-squared and Nemenyi's distance are no approximations

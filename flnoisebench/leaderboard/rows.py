@@ -224,12 +224,18 @@ def _changed(settings: Settings) -> str:
     return json.dumps(settings.changed, sort_keys=True) if settings.changed else ""
 
 
+def by_cell(entries: Iterable[Entry]) -> dict[tuple[str, ...], list[Entry]]:
+    """The entries that each row follows from (``Row.cell``), by draw and seed."""
+    found: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
+    for entry in sorted(entries, key=lambda entry: (entry.settings.scenario.draw, entry.settings.seed)):
+        found[cell_of(entry)].append(entry)
+    return dict(found)
+
+
 def rows_of(entries: Iterable[Entry]) -> list[Row]:
     """The rows of these entries, sorted.  Raises UnknownName for a data set that is not installed: its rows could not
     be held against its protocol."""
-    cells: dict[tuple[str, ...], list[Entry]] = defaultdict(list)
-    for entry in sorted(entries, key=lambda entry: (entry.settings.scenario.draw, entry.settings.seed)):
-        cells[cell_of(entry)].append(entry)
+    cells = by_cell(entries)
     ordered = [cells[cell] for cell in sorted(cells)]
     reference = _references(entry for cell in ordered for entry in cell)
     return sorted((_row(cell, reference) for cell in ordered), key=_order)

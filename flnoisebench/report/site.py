@@ -24,6 +24,7 @@ import jinja2
 
 from flnoisebench import records, registry
 from flnoisebench.leaderboard import COLUMNS, FLAGS, Entry, Row, board, naming, tables
+from flnoisebench.leaderboard.rows import by_cell
 
 GENERATOR = "flnoisebench site"  # in the page's head, by which a later build knows its own folder
 OURS = ("index.html", "assets", "data")
@@ -284,10 +285,10 @@ def files(leaderboards: Path) -> dict[str, bytes]:
     assets = dict(_assets())
     fingerprints = {name: hashlib.sha256(content).hexdigest()[:12] for name, content in assets.items()}
     found = {f"assets/{name}": content for name, content in assets.items() if name != TEMPLATE}
-    by_cell = board.by_cell(entries)
+    runs = by_cell(entries)
     data = {}
     for dataset in sorted({row.dataset for row in rows}):
-        content = _data(dataset, [line for line in lines if line.row.dataset == dataset], by_cell)
+        content = _data(dataset, [line for line in lines if line.row.dataset == dataset], runs)
         path = f"data/{_file_name(dataset)}.js"
         found[path] = content
         data[dataset] = f"{path}?{hashlib.sha256(content).hexdigest()[:12]}"
@@ -311,7 +312,7 @@ def _file_name(dataset: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", dataset)
 
 
-def _data(dataset: str, lines: Sequence[Line], by_cell: dict[tuple[str, ...], list[Entry]]) -> bytes:
+def _data(dataset: str, lines: Sequence[Line], runs: dict[tuple[str, ...], list[Entry]]) -> bytes:
     """A script, since a page that was opened as a file may load no JSON."""
     content = []
     for line in lines:
@@ -324,7 +325,7 @@ def _data(dataset: str, lines: Sequence[Line], by_cell: dict[tuple[str, ...], li
                 "series": line.series,
                 "doubts": [flag for flag, _ in line.doubts],
                 "values": [getattr(row, name) for name in COLUMNS],
-                "curves": curves(by_cell[row.cell]),
+                "curves": curves(runs[row.cell]),
             }
         )
     lines_of_text = ",\n".join(json.dumps(one, ensure_ascii=True, separators=(",", ":")) for one in content)
