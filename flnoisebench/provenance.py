@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 
 STAMP = "commit.txt"  # beside this file; filled in by `git archive` (.gitattributes), in wheels and sdists by setup.py
 COMMIT = re.compile(r"[0-9a-f]{7,64}(\+changes)?")  # in full, but of the first rows; 64 of a repository of SHA-256
+_FIRST: dict[str, str | None] = {}  # what this process was told first
 
 
 def commit() -> str | None:
@@ -21,13 +21,9 @@ def commit() -> str | None:
     """
     if said := os.environ.get("FLNOISEBENCH_COMMIT"):
         return said
-    first, now = _at_first(), _of_this_copy()
+    now = _of_this_copy()
+    first = _FIRST.setdefault("commit", now)
     return now if first is None or now in (first, None) else first.removesuffix("+changes") + "+changes"
-
-
-@functools.cache
-def _at_first() -> str | None:
-    return _of_this_copy()
 
 
 def _of_this_copy() -> str | None:
