@@ -308,10 +308,15 @@ def mean_level(law: Noise, client: int, clients: int) -> float:
     return (low + high) / 2
 
 
+def _spreads(law: Noise, nominal: float) -> bool:
+    """Whether samples have rates of their own round their client's; at 0 it is clean, and they have not."""
+    return law.target == "instance" and bool(law.flip_spread and nominal)
+
+
 def flip_rate(law: Noise, nominal: float) -> float:
     """The mean share of touched samples at a nominal rate: itself, but for instance-dependent noise the mean of a
-    normal law round it, truncated to [0, 1].  At 0 a client is clean, and no sample of it touched."""
-    if law.target != "instance" or not law.flip_spread or not nominal:
+    normal law round it, truncated to [0, 1]."""
+    if not _spreads(law, nominal):
         return nominal
     normal, spread = NormalDist(), law.flip_spread
     a, b = -nominal / spread, (1 - nominal) / spread
@@ -358,7 +363,7 @@ def _touched(law: Noise, clean: Ints, nominal: float, names: tuple[Name, ...], m
     chance = numpy_stream(*names, "which", m).random(n)
     if law.count == "exact":
         return np.argsort(np.argsort(chance, kind="stable")) < whole(nominal, n)
-    if law.target != "instance" or not law.flip_spread or not nominal:
+    if not _spreads(law, nominal):
         return chance < nominal
     normal = NormalDist(nominal, law.flip_spread)
     low, high = normal.cdf(0), normal.cdf(1)
