@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -36,7 +36,7 @@ def refuse_closure(loss: Callable[..., Any]) -> None:
         )
 
 
-def is_plain(function: Callable[..., Any]) -> bool:
+def is_plain(function: Callable[..., Any]) -> TypeGuard[types.FunctionType]:
     """Whether a function captures nothing, so that it is the same in every call."""
     return isinstance(function, types.FunctionType) and not function.__closure__
 
@@ -44,9 +44,7 @@ def is_plain(function: Callable[..., Any]) -> bool:
 def identity(function: Callable[..., Any]) -> Any:
     """What tells a function from others, as part of a key: of a plain one without defaults what it is made of, since a
     lambda inside a turn is a new object in each."""
-    if isinstance(function, types.FunctionType) and not (
-        function.__closure__ or function.__defaults__ or function.__kwdefaults__
-    ):
+    if is_plain(function) and not (function.__defaults__ or function.__kwdefaults__):
         return function.__code__, id(function.__globals__)
     return function
 
