@@ -196,6 +196,17 @@ def test_instance_noise_gives_each_sample_its_own_rate_round_the_clients():
     assert flip_rate(NOISE_PRESETS["instance"][0], 0.5) == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("rate", ["uniform", "beta", "ramp"])
+def test_stratified_instance_noise_aims_at_the_mean_of_its_own_draws(rate):
+    # a sample's rate is cut off at 0, so that near 0 the mean of all is about twice the clients' nominal ones
+    noise = Noise(clients="all", target="instance", rate=rate, lo=0, hi=0.1, beta_a=0.5, beta_b=2)
+    true, sources = balanced(1000, 5), Sources(images(1000))
+    free = [drawn(noise, true, 5, sources, clients=20, draw=draw).expected.mean() for draw in range(40)]
+    strict = noise.model_copy(update={"mass": "stratified"})
+    kept = [drawn(strict, true, 5, sources, clients=20, draw=draw).expected.mean() for draw in range(5)]
+    assert kept == pytest.approx([np.mean(free)] * 5, abs=0.02)
+
+
 def test_a_client_at_the_foot_of_a_ramp_is_clean_under_instance_noise_too():
     true, sources = balanced(1000, 5), Sources(images=images(1000))
     found = drawn(noise_from("instance", rate="ramp", lo=0, hi=0.4), true, 5, sources, clients=5)

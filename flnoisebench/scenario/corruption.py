@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import scipy  # scipy.special comes with its first use
 
 from flnoisebench.scenario.class_maps import CLASS_MAPS
 from flnoisebench.scenario.noise import Floats, Noise, interval, parts
@@ -195,7 +196,7 @@ class _Federation:
             chance[:] = whole(self.noise.rho, m) / m
         else:
             chance[:] = _who(self.noise, m, self.names, "ids")
-        rates = np.array([mean_level(self.law(c), c, m) for c in range(m)])
+        rates = np.array([mean_flip_rate(self.law(c), c, m) for c in range(m)])
         return float(sizes @ (chance * rates * self.wrong_if_touched()) / sizes.sum())
 
     def reach(self) -> str:
@@ -298,16 +299,6 @@ def _rates(federation: _Federation, names: tuple[Name, ...], *, one_stream: bool
     return np.sort(rates) if federation.noise.rate == "beta-sorted" and not federation.noise.mixture else rates
 
 
-def mean_level(law: Noise, client: int, clients: int) -> float:
-    """The mean rate of a noisy client: of its law, and of a ramp the client's own."""
-    low, high = interval(law)
-    if law.rate == "ramp":
-        return low + (high - low) * client / clients
-    if law.rate.startswith("beta"):
-        return law.beta_a / (law.beta_a + law.beta_b)
-    return (low + high) / 2
-
-
 def _spreads(law: Noise, nominal: float) -> bool:
     """Whether samples have rates of their own round their client's; at 0 it is clean, and they have not."""
     return law.target == "instance" and bool(law.flip_spread and nominal)
@@ -321,6 +312,20 @@ def flip_rate(law: Noise, nominal: float) -> float:
     normal, spread = NormalDist(), law.flip_spread
     a, b = -nominal / spread, (1 - nominal) / spread
     return nominal + spread * (normal.pdf(a) - normal.pdf(b)) / (normal.cdf(b) - normal.cdf(a))
+
+
+def mean_flip_rate(law: Noise, client: int, clients: int) -> float:
+    """The mean of ``flip_rate`` over draws of a noisy client's nominal rate; of a ramp the client's own."""
+    low, high = interval(law)
+    if law.rate == "ramp":
+        return flip_rate(law, low + (high - low) * client / clients)
+    beta = law.rate.startswith("beta")
+    mean = law.beta_a / (law.beta_a + law.beta_b) if beta else (low + high) / 2
+    if not _spreads(law, mean):
+        return mean  # the flip rate is the nominal one
+    middles = (np.arange(1000) + 0.5) / 1000
+    nominal = scipy.special.betaincinv(law.beta_a, law.beta_b, middles) if beta else low + (high - low) * middles
+    return float(np.mean([flip_rate(law, rate) for rate in nominal]))
 
 
 # --------------------------------------------------------------------------------------- which, and to what
