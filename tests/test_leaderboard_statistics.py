@@ -78,6 +78,18 @@ def test_differences_pair_draws_average_seeds_and_are_corrected_together():
         comparison.differences(rows_of(runs), runs, against="fedcov")
 
 
+def test_a_failed_run_is_in_no_difference():
+    runs = [entry((50.0,)), entry((99.0,), seed=1, status="failed"), entry((99.0,), draw=1, status="failed")]
+    assert comparison.by_draw(runs) == {0: 50}
+
+
+def test_a_difference_without_a_test_is_none_of_those_that_are_corrected_together():
+    runs = cell({"fedavg": (50, 60), "fedcova": (52, 63)}) + cell({"fedavg-relabel": (51,)}, draws=(0,))
+    relabel, cova = comparison.differences(rows_of(runs), runs)
+    assert (relabel.p, relabel.p_holm) == (None, None)
+    assert cova.p_holm == cova.p  # one test
+
+
 def test_a_difference_carries_the_doubts_of_both_rows():
     runs = cell({"fedavg": (50, 60), "fedcova": (52, 63)}, evaluate_on="test-a")
     runs += [entry((10.0,), draw=2, status="failed", evaluate_on="test-a", noise_changes={"rho": 0.6})]
@@ -115,6 +127,24 @@ def test_mean_ranks_by_hand():
     drawn = comparison.diagram(found)
     assert [line.split()[1] for line in drawn.splitlines()[3:]] == ["1.17", "1.83", "3.00"]
     assert "critical difference 1.35" in drawn
+    # rank 1 stands in column 0, rank 3 in column 59
+    assert [line.index("*") for line in drawn.splitlines()[3:]] == [5, 25, 59]
+    assert drawn.splitlines()[2].rindex("|") == 40
+    assert comparison.ranking(rows_of(runs), runs, alpha=0.1).distance == critical_difference(3, 6, 0.1) < found.distance
+
+
+def test_a_group_is_as_large_as_can_be_and_ranks_a_distance_apart_are_told_apart():
+    ranks = {"a": 1.0, "b": 2.0, "c": 2.5}
+    assert comparison._groups(ranks, 2.0) == (("a", "b", "c"),)  # and not b and c once more
+    assert comparison._groups(ranks, 1.0) == (("b", "c"),)
+    assert comparison._groups(ranks, 0.5) == ()
+
+
+def test_a_method_all_of_whose_runs_failed_keeps_no_other_from_being_ranked():
+    values = {"fedavg": (5,), "fedcova": (6,), "fedavg-relabel": (7,)}
+    runs = [one for rho in RHOS for one in cell(values, rho=rho, draws=(0,))]
+    failed = entry((9.0,), method="rofl", status="failed", noise_changes={"rho": RHOS[0]})
+    assert comparison.ranking(rows_of([*runs, failed]), [*runs, failed]) == comparison.ranking(rows_of(runs), runs)
 
 
 def test_there_are_no_ranks_over_fewer_than_six_cells_or_three_methods():
@@ -166,6 +196,8 @@ def test_the_plain_row_is_the_one_with_the_fewest_values_however_long_their_name
     many = entry((60.0,), method="fedcova", track="own", changes=["d=8", "eta=0"])
     rows = rows_of([few, many])
     assert comparison.plain(rows, "fedcova").accuracy_mean == 50
+    presets = [entry((value,), method="rofl", preset=name) for name, value in (("code-literal", 60.0), ("default", 50.0))]
+    assert comparison.plain(rows_of(presets), "rofl").preset == "default"  # the first preset wins a tie
 
 
 def test_an_oracle_is_in_no_comparison():
@@ -188,6 +220,7 @@ def test_what_was_reached_within_a_budget_by_hand():
     assert at_budget(one, "images", 250) == (15, 2)
     assert at_budget(one, "seconds", 6.0) == (20, 3)
     assert at_budget(one, "seconds", 1.9) == (None, 0)
+    assert at_budget(entry((10.0, 20.0, 30.0), seconds=0.1), "seconds", 0.3) == (20, 3)  # .1 + .1 + .1 is above .3
     assert at_budget(entry((None, 20.0)), "rounds", 1) == (None, 1)
 
 
@@ -195,6 +228,9 @@ def test_who_reached_what_is_said_with_the_draws_that_it_is_over():
     runs = [entry((50.0,), draw=draw) for draw in (0, 1)] + [entry((60.0,), draw=7, method="fedcova")]
     (found,) = comparison.equal_budget(rows_of(runs), runs, "rounds")
     assert [one.draws for one in found.reached] == [(0, 1), (7,)]
+    runs[1] = entry((60.0,), draw=1)
+    (found,) = comparison.equal_budget(rows_of(runs), runs, "rounds")
+    assert [one.std for one in found.reached] == [pytest.approx(50**0.5), None]  # of a sample, as everywhere
 
 
 def test_an_equal_budget_is_the_least_that_any_run_spent():
@@ -207,6 +243,9 @@ def test_an_equal_budget_is_the_least_that_any_run_spent():
     (seconds,) = comparison.equal_budget(rows_of(runs), runs, "seconds")
     assert seconds.budget == 3
     assert {one.name: (one.accuracy, one.rounds) for one in seconds.reached} == {"Fedavg": (20, 3), "Fedcova": (40, 1)}
+    runs.append(entry((10.0, 20.0, 30.0), draw=1, seconds=3.0))
+    (seconds,) = comparison.equal_budget(rows_of(runs), runs, "seconds")
+    assert {one.name: (one.accuracy, one.rounds) for one in seconds.reached} == {"Fedavg": (15, 2), "Fedcova": (40, 1)}
 
 
 def test_seconds_are_compared_on_one_machine_only():
@@ -216,6 +255,8 @@ def test_seconds_are_compared_on_one_machine_only():
     assert [one.name for one in found.reached] == ["Fedavg", "Fedcova"]
     assert found.left_out == ("Fedavg-Relabel",)
     assert found.hardware == "cpu, Abacus 3000, serial, lanes 1"
+    runs += [entry(method="fedavg-relabel", draw=draw, environment=gpu) for draw in (1, 2)]  # more runs, and no more rows
+    assert comparison.equal_budget(rows_of(runs), runs, "seconds")[0].hardware == found.hardware
     here = {"sharing": "beside others"}
     runs = [entry(method="fedcova"), entry(environment=here), entry(method="fedavg-relabel", environment=here)]
     (found,) = comparison.equal_budget(rows_of(runs), runs, "seconds")
@@ -418,4 +459,14 @@ def test_stats_prints_differences_budgets_and_why_there_are_no_ranks(folder):
     shared = next(i for i, one in enumerate(text.splitlines()) if "of runs that shared a card or cores" in one)
     assert "at equal seconds" in text.splitlines()[shared + 1]
     assert "; 97.5 % t intervals; " in done("leaderboard", "stats", folder, "--level", "0.975")
+    # differences -10 and -11, 20 and 12: t(.75, 1) is 1, so the intervals are a standard error wide on either side
+    half = json.loads(done("leaderboard", "stats", folder, "--level", "0.5", "--json"))["differences"]
+    assert [(one["low"], one["high"]) for one in half] == [pytest.approx((-11, -10)), pytest.approx((12, 20))]
+
+
+def test_stats_ranks_at_the_level_that_intervals_have(tmp_path):
+    values = {"fedavg": (5,), "fedcova": (6,), "fedavg-relabel": (7,)}
+    runs = [one for rho in RHOS for one in cell(values, rho=rho, draws=(0,))]
+    said = json.loads(done("leaderboard", "stats", saved(runs, tmp_path), "--level", "0.9", "--json"))["ranking"]
+    assert (said["alpha"], said["distance"]) == pytest.approx((0.1, critical_difference(3, 6, 0.1)))
     assert call("leaderboard", "stats", folder, "--against", "nobody").exit_code == 2
