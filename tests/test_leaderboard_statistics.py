@@ -312,6 +312,7 @@ def test_the_best_of_a_column_is_looked_for_among_rows_on_the_same_draws():
         return [name for name, cells in table.lines if cells[0].best], list(table.notes[1:2])
 
     assert best(runs)[0] == ["Fedcova"]
+    assert best([*runs, *cell({"rofl": (52.004, 62.004)})])[0] == ["Fedcova", "Rofl"]  # printed alike
     aside = "not compared for the best, since on other draws than most (draws): "
     assert best([*runs, *easy]) == (["Fedcova"], [f"{aside}Fedavg-Relabel (7 8)"])
     assert best(runs[:2])[0] == []  # of one row
@@ -330,6 +331,12 @@ def test_latex_is_escaped_and_bold(folder):
     assert r"Fedavg & \textbf{81.00 $\pm$ 1.41 (2)}$^\dagger$ & 55.00 $\pm$ 7.07 (2)$^\dagger$ \\" in text
     assert r"accuracy in \%" in text
     assert text.count("{") == text.count("}")
+
+
+def test_a_name_cannot_break_a_table(tmp_path):
+    folder = saved([entry(card={"title": r"My_net | 50 % {a}"})], tmp_path)
+    assert r"| My_net \| 50 % {a} |" in done("leaderboard", "table", folder)
+    assert r"My\_net | 50 \% \{a\} &" in done("leaderboard", "table", folder, "--format", "latex")
 
 
 def test_csv_has_a_line_a_cell(folder):
@@ -367,6 +374,7 @@ def test_published_numbers_stand_beside_ours_where_the_scenario_is_the_papers():
         for on in ("test-a", "validation")
     ]
     other += [entry((60.0,), method="fedcova", preset="no-corrector", **ours)]
+    other += [entry((60.0,), method="fedcova", changes=["alpha=7"], **ours)]
     assert not any(table.with_published for table in tables.tables(rows_of(other), with_published=True))
     elsewhere = [entry((60.0,), clients=10, **ours), entry((60.0,), partition_changes={"law": "iid"}, **ours),
                  entry((60.0,), dataset="cifar10", noise_changes={"rho": 0.5})]  # fmt: skip
@@ -382,6 +390,16 @@ def test_in_the_track_own_recipes_share_a_table_and_are_told_apart_by_what_diffe
     (table,) = tables.tables(rows_of(runs))
     names = [name for name, _ in table.lines]
     assert names == ["Fedavg, batch=32", "Fedavg, batch=64", "Fedcova, alpha=7", "Fedcova, k1=none"]
+
+
+def test_rows_that_differ_in_nothing_that_a_table_says_are_told_apart_by_their_settings():
+    """As where a later version of a method has another default."""
+    now = entry((60.0,), method="fedcova")
+    before = {**now.settings.method_settings, "alpha": 9.0}
+    then = now.model_copy(update={"settings": now.settings.model_copy(update={"method_settings": before})})
+    (table,) = tables.tables(rows_of([now, then]))
+    keys = (now.settings.key, then.settings.key)
+    assert sorted(name for name, _ in table.lines) == sorted(f"Fedcova, settings={key}" for key in keys)
 
 
 def test_in_the_track_common_recipes_are_tables_whose_headings_say_what_differs():
