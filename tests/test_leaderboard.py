@@ -46,6 +46,8 @@ def test_one_run_has_a_spread_over_its_rounds_and_none_over_draws():
     assert row.accuracy_std_rounds == 5
     assert row.accuracy_std_seeds is None
     assert "single-draw" in row.doubts
+    silent = only([entry((50.0,)), entry((None,), draw=1)])  # a run that never had a predictor is in n and in no mean
+    assert (silent.n, silent.accuracy_mean, silent.accuracy_std_seeds) == (2, 50, None)
 
 
 def test_two_seeds_of_one_draw_are_still_a_single_draw():
@@ -66,16 +68,28 @@ def test_costs_are_relative_to_fedavg_in_the_same_draw_under_the_same_budget_on_
     assert (base.bytes_up_ratio, base.seconds_ratio) == (1, 1)
     assert other.bytes_up_ratio == 1.5  # the mean of 2 and 1, not the ratio of the means
     assert other.seconds_ratio == 2
+    costs = {"bytes_up": 10, "bytes_down": 100, "images": 1000, "peak_memory": 10_000}
+    apart = {name: (i + 2) * value for i, (name, value) in enumerate(costs.items())}
+    _, dear = rows_of([entry(**costs), entry(method="fedavg-relabel", **apart)])
+    assert (dear.bytes_up, dear.bytes_down, dear.images_trained, dear.peak_memory) == (20, 300, 8000, 50_000)
+    ratios = (dear.bytes_up_ratio, dear.bytes_down_ratio, dear.images_ratio, dear.peak_memory_ratio)
+    assert ratios == (2, 3, 4, 5)  # each cost's own
+    assert dear.images_passed == 7
     # neither another machine, nor another budget, nor an oracle's FedAvg, nor a failed one is a reference
     apart = [
         entry(method="fedavg-relabel"),
         entry(environment={"processor": "Abacus 3001"}),
         entry(environment={"sharing": "beside others"}),
         entry((1.0, 2.0, 3.0)),
+        entry(changes=["protocol.last_batch=drop"]),
+        entry(precision="bf16"),
+        entry(evaluate_on="test-a"),
         entry(oracle="clean-samples"),
         entry(draw=0, status="failed", seed=3),
     ]
     assert all(row.bytes_up_ratio is None for row in rows_of(apart) if row.method != "fedavg")
+    short = only([entry((50.0, 60.0), seconds=3.0, completed=False)])
+    assert short.seconds_per_round == 3  # of the rounds that were run, not of the budget's three
     # the learning rate changes no cost
     tuned = entry(bytes_up=50, changes=["protocol.optimiser.lr=0.03"])
     assert {row.bytes_up_ratio for row in rows_of([tuned, entry(method="fedavg-relabel", bytes_up=100)])} == {1, 2}
@@ -143,6 +157,7 @@ def pair(**settings):
         ("wrong-protocol", [entry((50.0,), draw=draw) for draw in (0, 1)]),
         ("wrong-protocol", pair(changes=["protocol.batch=64"], choices="validation")),
         ("wrong-protocol", pair(track="own", changes=["protocol.model=small-cnn"], choices="validation")),
+        ("wrong-protocol", pair(track="own", changes=["protocol.participation=0.5"], choices="validation")),
         ("failed-runs", [*pair(), entry(FULL, draw=2, status="failed")]),
         ("choosing-set", pair(evaluate_on="test-a")),
         ("choosing-set", pair(evaluate_on="validation", holdout=0.2)),
@@ -151,6 +166,10 @@ def pair(**settings):
         ("ended-early", [pair()[0], entry(FULL[1:], draw=1, completed=False)]),
         ("choosing-set", [entry(FULL, method="fedcova", draw=draw) for draw in (0, 200)]),  # its preset tuned on 200
         ("unstated-choices", pair(method="fedcova", changes=["alpha=7"])),
+        (
+            "unstated-choices",
+            [pair(method="fedcova", changes=["alpha=7"], choices=said)[i] for i, said in enumerate((None, "validation"))],
+        ),
         ("unstated-choices", pair(track="own", changes=["protocol.optimiser.lr=0.03"])),
         ("unstated-choices", pair(method="fedcova", track="own", changes=["protocol.batch=64"])),  # the preset's is 32
         ("mixed-commits", [pair()[0], entry(FULL, draw=1, environment={"commit": "e" * 40})]),
@@ -311,6 +330,9 @@ def test_an_unfinished_run_is_left_out_and_named(runs, tmp_path):
     [
         (("accuracy", "last5_mean"), 99.0, "the accuracies of result.json do not follow from records.jsonl"),
         (("bytes_up",), 1, "what result.json says of bytes_up does not follow from records.jsonl"),
+        (("bytes_down",), 1, "what result.json says of bytes_down does not follow"),
+        (("peak_memory",), 1, "what result.json says of peak_memory does not follow"),
+        (("digest",), "0" * 64, "the digests of result.json and records.jsonl differ"),
         (("images", "trained"), 1, "what result.json says of images does not follow"),
         (("seconds", "round"), 0.001, "what result.json says of seconds does not follow"),
         (("label_noise_after",), 0.0, "what result.json says of label_noise_after does not follow"),
@@ -459,8 +481,9 @@ def test_a_run_that_failed_makes_a_row_and_a_method_that_is_a_file_is_not_to_be_
     run = ("run", "--method", f"{tmp_path / 'mine.py'}:Mine", *RUN[3:], "--out", tmp_path / "runs")
     assert call(*run, TROUBLE="raise").exit_code == 1
     done("leaderboard", "build", tmp_path / "runs", "--out", tmp_path / "board")
-    (row,), _ = board.read(tmp_path / "board")
+    (row,), (kept,) = board.read(tmp_path / "board")
     assert (row.n, row.failed, row.accuracy_mean) == (0, 1, None)
+    assert kept.failure.endswith("RuntimeError: no luck")  # its first line, without the traceback's
     assert {"failed-runs", "not-installable"} <= set(row.doubts)
     assert "failed" in done("leaderboard", "table", tmp_path / "board")
     (problem,) = errors(tmp_path / "board")
@@ -679,6 +702,7 @@ def _edited(path, place, value):
         (("images", "trained"), 1, "and images.trained is 1"),
         (("curves", "seconds"), [0.0, 0.0], "curves.seconds are 0 in all, and seconds.round is"),
         (("label_noise_after",), 0.0, "and label_noise_after is 0"),
+        (("settings", "protocol", "rounds"), 1, "2 rounds completed, of 1"),
         (("failure",), "it broke", "status is 'complete', and failure 'it broke'"),
         (("settings", "changed"), {"nothing": 1}, "settings.changed is not what settings.method_settings has"),
         (("settings", "protocol_overrides"), {"rounds": 3}, "settings.protocol_overrides is not what"),
@@ -691,6 +715,20 @@ def test_an_entry_that_was_edited_by_hand_contradicts_itself(place, value, what,
     assert any(f"{path}: " in one and what in one for one in errors(built))
     assert what in refused("leaderboard", "build", "--out", built)
     assert what in refused("leaderboard", "table", built)
+
+
+def test_a_failed_runs_costs_may_be_more_than_those_of_its_rounds():
+    """It stopped in the middle of one."""
+    more = {"images": {"trained": 9999}, "seconds": {"round": 99.0}, "label_noise_after": 1.0}
+    assert entries.contradictions(entry(status="failed").model_copy(update=more)) == []
+    assert len(entries.contradictions(entry().model_copy(update=more))) == 3
+
+
+def test_values_that_were_set_by_hand_are_no_presets():
+    one = entry(method="fedcova", changes=["alpha=7"])
+    said = one.settings.model_copy(update={"choices": "preset"})
+    (found,) = entries.contradictions(one.model_copy(update={"settings": said}))
+    assert found == "settings.choices is 'preset', and settings.changed names values"
 
 
 @pytest.mark.parametrize(
@@ -723,6 +761,9 @@ def test_an_entry_that_its_methods_own_code_contradicts_is_found(place, value, w
     ("place", "value", "what"),
     [
         (("curves", "accuracy"), [float("nan")] * 2, "NaN is no number"),
+        (("curves", "seconds"), [float("inf")] * 2, "Infinity is no number"),
+        (("curves", "images"), [100], "a curve has a value a round"),
+        (("rounds",), 1, "1 rounds, and curves of 2"),
         (("environment", "earlier"), {"a": 1}, "environment: Value error, earlier: Input should be a valid list"),
         (("environment", "packages"), ["torch"], "environment: Value error, packages: "),
         (("environment", "method_sha256"), 5, "environment: Value error, method_sha256: "),
@@ -786,6 +827,13 @@ def test_a_row_that_is_run_again_has_the_same_bits(built, tmp_path):
     assert said["draw 0, seed 0"].endswith("bits equal")
     assert said["draw 1, seed 0"].endswith("bits equal")
     assert said["verdict"] == "agrees: within the stated spread"
+
+
+def test_of_a_row_the_draws_that_are_named_are_run_again_and_no_other(built, tmp_path):
+    rerun = ("leaderboard", "rerun", f"{built / 'digits.csv'}:2", "--out", tmp_path / "again")
+    said = rows(done(*rerun, "--draw", "1", FLNOISEBENCH_COMMIT="c" * 40))
+    assert [name for name in said if name.startswith("draw")] == ["draw 1, seed 0"]
+    assert "no complete run of draw [7]" in refused(*rerun, "--draw", "7", FLNOISEBENCH_COMMIT="c" * 40)
 
 
 def test_an_entry_whose_bits_differ_on_the_same_hardware_by_the_same_code_does_not_agree(built, tmp_path):
@@ -900,6 +948,25 @@ def test_agreement_by_hand():
     assert not agreement(stated[:1], [entry((61.0,), **elsewhere)]).agrees  # a single round states no spread
     with pytest.raises(ValueError, match="nothing was repeated"):
         agreement(stated[:1], [entry((60.0,), seed=1)])
+
+
+DIRTY = {"environment": {"commit": "c" * 40 + "+changes"}}
+
+
+@pytest.mark.parametrize(
+    ("both", "again", "why"),
+    [
+        ({}, {"digests": {"data": "d", "partition": "p", "labels": "x"}}, "data, partition or labels differ"),
+        ({}, {"environment": {"cudnn": "9"}}, "other hardware or libraries (cudnn unknown, here 9)"),
+        ({}, {"environment": {"commit": "e" * 40}}, "other code (cccccccccccc; here eeeeeeeeeeee)"),
+        ({}, {"environment": {"method_sha256": "e" * 64}}, "other code (cccccccccccc; here cccccccccccc)"),
+        (DIRTY, {}, "code that differed from its commit cccccccccccc"),
+        ({"deterministic": False}, {}, "kernels that are not repeatable"),
+    ],
+)
+def test_why_equal_bits_were_not_to_be_expected_is_said_and_breaks_nothing(both, again, why):
+    (one,) = agreement([entry((60.0,), **both)], [entry((60.0,), digest="0" * 64, **both, **again)]).repeats
+    assert (one.bits, one.but, one.broken) == ("differ", why, False)
 
 
 @pytest.mark.parametrize(

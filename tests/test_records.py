@@ -142,7 +142,12 @@ def test_nothing_that_was_written_can_be_changed_in_memory(ended):
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "x.json"
+    done = []
+    flush, rename = records.os.fsync, records.os.replace
+    monkeypatch.setattr(records.os, "fsync", lambda file: done.append("flushed") or flush(file))
+    monkeypatch.setattr(records.os, "replace", lambda *paths: done.append("renamed") or rename(*paths))
     records.replace(path, b"old")
+    assert done == ["flushed", "renamed"]  # else a power cut could leave the new name with nothing in it
 
     def fails(source, target):
         raise OSError("no")
