@@ -169,6 +169,14 @@ def test_a_report_says_what_where_and_what_to_do():
     assert "what to do: Clone before writing" in text
 
 
+def test_a_method_that_was_not_tried_on_a_rule_has_not_kept_it():
+    report = check(wicked.Fails, only=["learns"], **SHORT)
+    assert statuses(report) == {"learns": "not tried"}
+    assert not report.ok
+    with pytest.raises(AssertionError, match="not tried: learns\n  what: the plain run fails: "):
+        report.require()
+
+
 def test_settings_without_a_reason_are_named():
     found = [check(method, only=["reasons"]).findings[0] for method in (wicked.Unexplained, wicked.UnexplainedTable)]
     assert [one.what for one in found] == [f"no reason is given for {name}" for name in ("alpha", "table.alpha")]
@@ -208,8 +216,10 @@ def test_what_a_hook_returned_is_reported_with_the_hook_and_its_line():
 
 def test_a_stage_beyond_the_rounds_is_named():
     settings = {"correct_start": 30}
-    assert check("fedavg-relabel", settings=settings, only=["settings-json"]).unreached == {"correct_start": 30}
-    assert check("fedavg-relabel", settings=settings, only=["settings-json"], rounds=31).unreached == {}
+    # of 30 rounds the last is the 29th from 0
+    for rounds, unreached in ((12, settings), (30, settings), (31, {})):
+        report = check("fedavg-relabel", settings=settings, only=["settings-json"], rounds=rounds)
+        assert report.unreached == unreached
 
 
 def test_a_check_leaves_the_global_generators_where_they_were():

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from command_line import SCRIPT, done
+from command_line import SCRIPT, call, done
 
 distributed = pytest.importorskip("distributed")
 
@@ -303,9 +303,27 @@ def test_a_run_that_fails_is_recorded_with_its_traceback_and_stops_no_other(loca
 
 
 def test_a_sweep_of_runs_that_are_over_starts_no_worker(local):
+    stale = local.outcomes[2].folder / "failure.txt"
+    stale.write_text("of a session before the run was completed\n")
     again = sweep.Sweep(local.runs, out=local.out, data_root=local.folder, place=NOWHERE).carry_out()
     assert [outcome.status for outcome in again] == ["complete", "complete", "complete", "failed"]
     assert all(outcome.already for outcome in again)
+    assert not stale.exists()
+
+
+def test_a_sweep_with_a_failed_run_ends_with_exit_code_1_and_says_which(local):
+    result = call("sweep", local.folder / "grid.toml", "--out", local.out, "--device", "cpu", "--json")
+    assert result.exit_code == 1
+    said = json.loads(result.stdout)
+    assert (said["complete"], said["failed"]) == (3, 1)
+    assert [run["status"] for run in said["runs"]] == ["complete"] * 3 + ["failed"]
+    assert "no luck today" in said["runs"][3]["failure"]
+
+
+def test_retry_takes_up_what_failed(local):
+    words = {"out": local.out, "data_root": local.folder, "place": sweep.Local(workers=1), "retry": True}
+    (again,) = sweep.Sweep(local.runs[3:], **words).carry_out()
+    assert (again.status, again.already) == ("failed", False)  # it has been tried, and fails as before
 
 
 def test_the_live_view_fits_a_terminal_of_80_columns(local):
