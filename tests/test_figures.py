@@ -177,8 +177,10 @@ def test_sensitivity_is_drawn_over_settings_that_may_be_none_or_lists(runs):
 def test_costs_are_those_of_a_round(runs):
     figure = figures.draw("costs", of(runs, "fedavg")[:1])
     result = of(runs, "fedavg")[0].result
-    assert figure.axes[0].patches[0].get_width() == pytest.approx(result.bytes_up / 4 / 1e6)
-    assert figure.axes[3].patches[0].get_width() == pytest.approx(result.images["trained"] / 4)
+    up, down, seconds, images, memory = (axes.patches[0].get_width() for axes in figure.axes)
+    assert (up, down) == pytest.approx((result.bytes_up / 4 / 1e6, result.bytes_down / 4 / 1e6))
+    assert (seconds, images) == pytest.approx((result.seconds["round"] / 4, result.images["trained"] / 4))
+    assert memory == pytest.approx(result.peak_memory / 1e6)  # the highest of all rounds
 
 
 def test_no_axis_calls_accuracies_on_other_images_those_of_the_test(runs):

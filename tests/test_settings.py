@@ -174,6 +174,7 @@ def test_an_unknown_name_is_answered_with_near_misses(changes, message):
         ({"changes": ["alpha=3"]}, "settings of fedavg: unknown setting 'alpha'. Known: none."),
         ({"noise_changes": {"rho": 2}}, "noise fedcova-sym: rho = 2: Input should be less than or equal to 1"),
         ({"noise_changes": {"target": "par"}}, "Did you mean pair?"),
+        ({"noise_changes": {"target": "open-set", "foreign": "digits"}}, "takes images of another data set"),
         ({"partition_changes": {"law": "dirichlett"}}, "Did you mean dirichlet"),
         ({"partition_changes": {"alhpa": 3}}, "partition: unknown setting 'alhpa'. Did you mean alpha"),
         (

@@ -12,7 +12,7 @@ from importlib import resources
 
 import pytest
 from command_line import done, refused, rows, snapshot
-from leaderboard_entries import entry, saved
+from leaderboard_entries import entry, only, saved
 
 from flnoisebench import registry
 from flnoisebench.leaderboard import FLAGS, rows_of
@@ -200,6 +200,14 @@ def test_the_page_says_what_seconds_do_not_tell(built):
     assert "runs that shared a card or cores took longer" in costs
 
 
+def test_the_page_names_every_commit_that_its_runs_were_made_by(tmp_path):
+    """Those of a row too whose runs were made by several."""
+    commits = ("a" * 40, "b" * 40 + "+changes")
+    runs = [entry(draw=draw, environment={"commit": commit}) for draw, commit in enumerate(commits)]
+    footer = site.files(saved(runs, tmp_path))["index.html"].decode().partition("<footer>")[2]
+    assert re.findall(r"<code>([ab]+(?:\+changes)?)</code>", footer) == ["a" * 12, "b" * 12 + "+changes"]
+
+
 def test_every_flag_is_explained(built):
     text = html.unescape(page(built))
     used = {flag for row in site.as_shown(rows_of(entries())) for flag in row.doubts}
@@ -248,6 +256,23 @@ def test_numbers_for_people():
     assert [site.count(value) for value in (7, 999_999, 25_000_000)] == ["7", "1 M", "25 M"]
     (row,) = rows_of([entry(seconds=1234.0)])
     assert site.Line("r0", row, 0, 0, "", False, "").costs[0].text == "1234 s"
+
+
+def test_each_cost_stands_with_its_own_ratio():
+    costs = {"seconds": 1.0, "bytes_up": 10, "bytes_down": 100, "images": 1000}
+    dear = {name: (i + 2) * value for i, (name, value) in enumerate(costs.items())}
+    _, row = rows_of([entry(**costs), entry(method="fedavg-relabel", **dear)])
+    shown = site.Line("r0", row, 0, 0, "", False, "").costs
+    assert [(one.text, one.beside) for one in shown] == [
+        ("2 s", "× 2"), ("30 B", "× 3"), ("400 B", "× 4"), ("10 k", "× 5"),
+    ]  # fmt: skip
+
+
+def test_levels_are_sorted_by_the_share_of_noisy_clients_and_then_by_how_noisy_these_are():
+    levels = [(0.4, 0.5), (0.4, 0.9), (0.6, 0.2)]  # the sum of the last two is less
+    rows = [only([entry(noise_changes={"rho": rho, "tau": tau})]) for rho, tau in levels]
+    orders = [site.Line("r0", row, 0, 0, "", False, "").level_order for row in rows]
+    assert orders == sorted(orders)
 
 
 # ------------------------------------------------------------------------------------------------- the command

@@ -13,7 +13,7 @@ import pytest
 from command_line import call, done, only_run, refused, rows, snapshot
 
 import flnoisebench
-from flnoisebench import grid, registry, runs
+from flnoisebench import grid, records, registry, runs
 from flnoisebench.cli.run import run
 from flnoisebench.cli.sweep import missing_in
 from flnoisebench.leaderboard import board
@@ -418,6 +418,8 @@ def test_unfinished_failed_and_damaged_runs_are_listed_as_what_they_are(finished
     assert [line.split("\t")[0] for line in said] == ["unfinished", "damaged", "failed", "damaged", "complete"]
     assert said[0].split("\t")[1] == "2 rounds"
     assert said[0].split("\t")[3] == str(one)
+    spent = [record.seconds["round"] for record in records.load_records(one)]
+    assert runs.found(one).seconds == sum(spent) > max(spent)
     for line, file, folder in (
         (said[1], two / "result.json", two),
         (said[3], f"{four / 'records.jsonl'}, line 2", four),
@@ -425,6 +427,13 @@ def test_unfinished_failed_and_damaged_runs_are_listed_as_what_they_are(finished
         assert line.split("\t")[4].startswith(f"{file} is damaged")
         assert "the file: Invalid JSON" in line
         assert line.endswith(f"; move {folder} away, and the command that began it starts it anew")
+
+
+def test_what_lies_in_a_runs_folder_is_no_further_run(finished, tmp_path):
+    copies(finished, tmp_path, 1)
+    (run,) = runs.below(tmp_path)
+    copies(finished, run.folder / "checkpoint", 1)
+    assert runs.below(tmp_path) == [run]
 
 
 def test_settings_that_lack_what_a_plan_needs_are_damaged_and_no_traceback_of_every_plan(finished, tmp_path, tiny):
@@ -458,12 +467,14 @@ def test_a_folder_without_runs_lists_nothing_and_one_that_is_not_there_is_refuse
 
 
 def test_the_estimate_prefers_runs_of_the_same_size(tmp_path):
-    def known(seconds, **options):
+    def known(seconds, rounds=10, **options):
         settings = from_options({"method": "fedavg", **options}, device="cpu").model_dump(mode="json")
-        return runs.Found(tmp_path, "complete", settings, rounds=10, seconds=seconds)
+        return runs.Found(tmp_path, "complete", settings, rounds=rounds, seconds=seconds)
 
     wanted = from_options({"method": "fedavg", "clients": 5, "seed": 9}, device="cpu")
-    earlier = [known(10.0, clients=20), known(30.0, clients=10), known(90.0, method="fedcova", clients=5)]
-    assert runs.seconds_a_round(wanted, earlier) == pytest.approx(2.0)  # (1 + 3) / 2
-    assert runs.seconds_a_round(wanted, [*earlier, known(5.0, clients=5)]) == pytest.approx(0.5)
+    earlier = [known(10.0, clients=20), known(9.0, 3, clients=10), known(90.0, method="fedcova", clients=5)]
+    assert runs.seconds_a_round(wanted, earlier) == pytest.approx(2.0)  # (1 + 3) / 2, however long each was
+    half = known(90.0, clients=5, set=["protocol.participation=0.5"])  # another budget a round
+    assert runs.seconds_a_round(wanted, [*earlier, half, known(5.0, clients=5)]) == pytest.approx(0.5)
+    assert runs.seconds_a_round(wanted, [known(5.0, dataset="synthetic", clients=5)]) is None
     assert runs.seconds_a_round(wanted, earlier[2:]) is None
