@@ -21,6 +21,7 @@ import textwrap
 import threading
 import time
 import types
+from concurrent.futures import Future
 from pathlib import Path
 
 import fixture_methods as fixtures
@@ -32,7 +33,7 @@ from flnoisebench_methods.fedavg import FedAvg
 from stopping import Stop
 
 import flnoisebench
-from flnoisebench import checkpoint, evaluation, records, registry, runtime, trees
+from flnoisebench import checkpoint, evaluation, executors, records, registry, runtime, trees
 from flnoisebench.api import average, weights
 from flnoisebench.checkpoint import Busy, Checkpoint, Damaged
 from flnoisebench.engine import Lane, initialised
@@ -874,6 +875,28 @@ def test_guarantee_6_a_fault_on_the_servers_side_stops_the_run_and_is_named_and_
 def test_guarantee_6_other_executors_name_the_fault_alike(executor, tmp_path):
     result, _ = failing("nan upload", tmp_path, ClientError, CLIENT_FAULTS["nan upload"], executor=executor, lanes=2)
     assert "client 1, task 'train'" in result.failure
+
+
+def test_guarantee_6_of_several_clients_that_fail_the_lowest_is_named_wherever_they_run():
+    """A failure has one message, whoever was the first to fail."""
+    several = [Future() for _ in range(3)]
+    several[0].set_result(None)
+    for i in (2, 1):
+        several[i].set_exception(ClientError(f"client {i}"))
+    with pytest.raises(ClientError, match="client 1"):
+        executors._settle(several)
+
+    def submit(work, packed, sizes):
+        ended = Future()
+        first = min(job.client for job in packed[1])
+        ended.set_result(([], executors._shared(trees.to_bytes([])), {first: f"client {first}"}, 0))
+        return ended
+
+    pool = executors.Processes(None, ["cpu"] * 3, torch.device("cpu"))
+    pool._workers = [types.SimpleNamespace(submit=submit)] * 3
+    jobs = [executors.Job(client, "train", {}, None, False, 0, 0) for client in (4, 5, 6)]
+    with pytest.raises(ClientError, match="client 4"):
+        pool.run(jobs, {4: 1, 5: 2, 6: 3})  # the largest is the first worker's
 
 
 def test_guarantee_6_what_debug_alone_finds_is_named_like_any_other_fault(tmp_path):
