@@ -94,7 +94,7 @@ def test_runs_that_can_be_compared_stand_together_on_one_side_of_a_reason(runs):
     ]
 
 
-def test_an_unfinished_run_and_other_labels_under_one_name_are_obstacles(runs, tmp_path):
+def test_an_unfinished_or_failed_run_and_other_labels_under_one_name_are_obstacles(runs, tmp_path):
     base = load(runs["base"])
     shutil.copytree(runs["relabel"], tmp_path / "unfinished")
     (tmp_path / "unfinished" / "result.json").unlink()
@@ -107,6 +107,9 @@ def test_an_unfinished_run_and_other_labels_under_one_name_are_obstacles(runs, t
     content["digests"]["labels"] = "0" * 64
     path.write_text(json.dumps(content))
     assert obstacles(base, load(tmp_path / "other")) == ["the same scenario by name, but other labels (digests differ)"]
+    content |= {"digests": base.result.digests, "status": "failed", "failure": "no luck"}
+    path.write_text(json.dumps(content))
+    assert obstacles(base, load(tmp_path / "other")) == [f"{tmp_path / 'other'} failed"]
 
 
 def test_a_folder_stands_for_all_runs_below_it(runs):
