@@ -168,7 +168,10 @@ def pair(**settings):
         ("unstated-choices", pair(method="fedcova", changes=["alpha=7"])),
         (
             "unstated-choices",
-            [pair(method="fedcova", changes=["alpha=7"], choices=said)[i] for i, said in enumerate((None, "validation"))],
+            [
+                entry(FULL, method="fedcova", draw=draw, changes=["alpha=7"], choices=said)
+                for draw, said in enumerate((None, "validation"))
+            ],
         ),
         ("unstated-choices", pair(track="own", changes=["protocol.optimiser.lr=0.03"])),
         ("unstated-choices", pair(method="fedcova", track="own", changes=["protocol.batch=64"])),  # the preset's is 32
@@ -464,6 +467,17 @@ def test_a_run_that_failed_beside_the_entry_of_one_that_did_not_is_left_out_by_b
     assert not [one for one in board.verify(tmp_path, [run]) if one.level == "error"]
 
 
+def test_of_a_run_on_a_data_set_that_is_not_installed_nothing_is_written(tmp_path, monkeypatch):
+    settings = entry().settings
+    scene = settings.scenario.model_copy(update={"dataset": "elsewhere"})
+    away = entry().model_copy(update={"settings": settings.model_copy(update={"scenario": scene})})
+    monkeypatch.setattr(entries, "runs_below", lambda runs: list(runs))
+    monkeypatch.setattr(Entry, "of", lambda folder: away)
+    with pytest.raises(ValueError, match="unknown data set 'elsewhere'"):
+        board.build([Path("a run")], tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_table_whose_entries_have_gone_goes_with_the_next_build(tmp_path):
     """``read`` refuses it and says that ``build`` mends that."""
     saved([entry(), entry(dataset="synthetic")], tmp_path)
@@ -576,6 +590,11 @@ def test_one_data_set_is_read_apart_from_the_others(sound):
     assert "are not what" in refused("leaderboard", "table", sound, "--dataset", "digits")
 
 
+def test_a_run_that_failed_need_not_be_run_again_either(tmp_path):
+    runs = [entry(), entry(draw=1, status="failed")]
+    assert board.kept(saved(runs, tmp_path)) == {one.settings.folder(Path()): one for one in runs}
+
+
 def test_every_column_is_held_against_the_entries(sound):
     """A cell of any column that is changed to another valid value is found, on its line."""
     original = (sound / "digits.csv").read_text()
@@ -673,6 +692,25 @@ def test_an_entry_that_is_damaged_misplaced_or_of_an_unknown_method_is_found(sou
     moved.rename(path)
     path.write_text(text.replace('"method": "fedavg"', '"method": "mine.py:Mine"'))
     assert any("give it an entry point" in one for one in errors(sound))
+    path.write_text(text.replace('"method": "fedavg"', '"method": "fedaverage"'))
+    assert f"{path}: method fedaverage is not installed, so nobody can run this again" in errors(sound)
+
+
+def test_a_run_that_ended_early_is_doubted_at_its_entry(tmp_path):
+    one = entry(completed=False)
+    found = [problem for problem in board.verify(saved([one], tmp_path)) if problem.file == one.path(tmp_path)]
+    assert [(problem.level, problem.what) for problem in found] == [("doubt", "ended after 2 of 3 rounds")]
+
+
+def test_a_run_that_is_damaged_or_not_in_the_leaderboard_is_told_by_verify(built, runs, tmp_path):
+    shutil.copytree(runs, tmp_path / "runs")
+    first, second, *_ = (path.parent for path in sorted((tmp_path / "runs").rglob("result.json")))
+    (first / "result.json").write_text("{")
+    Entry.of(second).path(built).unlink()
+    found = {one.file: one for one in board.verify(built, [tmp_path / "runs"])}
+    assert found[first].level == "error"
+    assert "is damaged" in found[first].what
+    assert (found[second].level, found[second].what) == ("doubt", "is finished and not in the leaderboard")
 
 
 def test_an_entry_that_differs_from_its_run_is_found(built, runs):
