@@ -408,6 +408,25 @@ def test_measures_by_hand():
     assert reproduce.time_ratio(here, None) is None
 
 
+def test_costs_and_phi_by_hand():
+    def number(measure, run, reference=None):
+        return reproduce.MEASURES[measure].of(run, reference)
+
+    said = {"clients": 10, "changes": ["protocol.participation=0.5"], "seconds": 30.0}  # two rounds of five clients
+    fedavg, ours = (
+        reproduce.Done("", "", 0, None, leaderboard_entries.entry(bytes_up=up, method=method, **said))
+        for method, up in (("fedavg", 2_000_000), ("fedcova", 3_000_000))
+    )
+    assert number("upload of a client", fedavg) == 0.2
+    assert number("upload of a client", ours) == pytest.approx(0.3)
+    assert number("upload over FedAvg's", ours, fedavg) == pytest.approx(50)
+    assert number("upload over FedAvg's", ours) is None
+    assert number("minutes", ours) == 1
+    assert (number("noise before", ours), number("noise after", ours)) == (30, 20)
+    run = made([record(i, 50.0, phi=phi) for i, phi in enumerate((9.0, 8.0, 6.0, 5.0, 4.0, 3.0, 2.0))])
+    assert (number("phi, first round", run), number("phi, last five", run)) == (9, 4)
+
+
 # ------------------------------------------------------------------------------------------------ the claims
 
 
@@ -577,6 +596,16 @@ def test_missing_data_are_named_with_what_brings_them(tmp_path):
     said = refused("reproduce", "partition", "--data-root", tmp_path, "--out", tmp_path / "runs", "--device", "cpu")
     assert str(tmp_path) in said
     assert "data fetch cifar10" in said
+
+
+def test_of_all_entries_one_whose_data_are_missing_stops_no_other_and_is_no_success(tmp_path, monkeypatch):
+    whole = reproduce.entries()
+    monkeypatch.setattr(reproduce, "entries", lambda scale: {n: whole[n] for n in ("partition", "toy-densities")})
+    monkeypatch.setattr(reproduce, "draw", lambda *_, **__: False)
+    result = call("reproduce", "all", "--data-root", tmp_path, "--out", tmp_path / "runs", "--device", "cpu")
+    assert result.exit_code == 1
+    assert "not run: partition: " in result.stderr
+    assert result.stdout.startswith("toy-densities\t")
 
 
 def test_entries_without_runs_are_drawn_at_once(tmp_path):
