@@ -19,7 +19,7 @@ from command_line import call, done, refused
 
 from flnoisebench import registry
 from flnoisebench.api import Card
-from flnoisebench.conformance import RULES, check
+from flnoisebench.conformance import RULES, Rule, check
 
 EVERY_METHOD = registry.names(registry.METHODS)
 KILLED = {"fedavg", "fedcorr", "dividemix"}  # one that keeps nothing, one of many exchanges, one of two networks
@@ -212,6 +212,15 @@ def test_what_a_hook_returned_is_reported_with_the_hook_and_its_line():
         "NoTree, round 0, exchange 0: aggregate's state/0: set is no tree (tensor, bool, int, float, str, None, or a "
         f"dict, list or tuple of those); see NoTree.aggregate ({wicked.__file__}:{line})"
     )
+
+
+def test_the_first_preset_is_tried_unless_another_is_named():
+    tried = []
+    rules = [Rule("tried", lambda trial: tried.append(trial.world.settings["forget_rate"]), "", "")]
+    for preset in (None, "code-literal"):
+        check("rofl", preset=preset, rules=rules)
+    assert tried == [registry.load_method("rofl").Config().forget_rate, 0.2]
+    assert tried[0] != tried[1]
 
 
 def test_a_stage_beyond_the_rounds_is_named():

@@ -145,6 +145,13 @@ def test_bars_of_clients_are_the_wrong_labels_that_the_result_counts(runs):
     assert before == [round(client["size"] * client["realised"]) for client in run.federation["clients"]]
     (place,) = figures.draw("clients", [run]).axes
     assert [patch.get_height() for patch in place.patches] == [*before, *after]
+    (place,) = figures.draw("noise", [run]).axes
+    right = [client["size"] - wrong for client, wrong in zip(run.federation["clients"], before, strict=True)]
+    assert [patch.get_height() for patch in place.patches] == pytest.approx([*right, *before], abs=1e-2)
+    more = {"wrong_labels_before": [count + 2 for count in before]}
+    another = run._replace(result=run.result.model_copy(update=more))
+    (place,) = figures.draw("clients", [run, another]).axes  # of one line: their mean
+    assert [patch.get_height() for patch in place.patches] == [*(count + 1 for count in before), *after]
 
 
 def test_sensitivity_shows_the_mean_of_the_last_five_rounds_over_the_setting(runs):
@@ -153,6 +160,12 @@ def test_sensitivity_shows_the_mean_of_the_last_five_rounds_over_the_setting(run
     assert points.get_xdata().tolist() == [2.0, 7.0]
     reached = {run.settings.method_settings["alpha"]: run.result.accuracy.last5_mean for run in own}
     assert points.get_ydata().tolist() == [reached[2.0], reached[7.0]]
+    accuracy = own[0].result.accuracy
+    luckier = accuracy.model_copy(update={"last5_mean": accuracy.last5_mean + 10})
+    again = own[0]._replace(result=own[0].result.model_copy(update={"accuracy": luckier}))
+    bars = figures.draw("sensitivity", [*own, again], "alpha").axes[1].containers[0].lines[2][0].get_segments()
+    middle, half = accuracy.last5_mean + 5, 50**0.5  # the sample's deviation of two that lie ten points apart
+    assert bars[0][:, 1] == pytest.approx([middle - half, middle + half])
 
 
 def test_sensitivity_is_drawn_over_settings_that_may_be_none_or_lists(runs):

@@ -756,6 +756,12 @@ def test_guarantee_5_seconds_have_their_parts_and_these_do_not_exceed_the_whole(
     assert result.peak_memory > 0
 
 
+def test_guarantee_5_the_memory_of_a_device_is_that_of_all_its_worker_processes():
+    pool = executors.Processes(None, ["cuda:0", "cuda:1", "cuda:0"], torch.device("cpu"))
+    pool._peaks = [1, 2, 4]
+    assert pool.peaks == {"cuda:0": 5, "cuda:1": 2}
+
+
 def test_guarantee_5_memory_is_that_of_worker_processes_too(tmp_path):
     run = tiny_run(fixtures.Averaging, tmp_path, executor="processes", lanes=2)
     result = run.execute()
@@ -899,9 +905,14 @@ def test_guarantee_6_of_several_clients_that_fail_the_lowest_is_named_wherever_t
         pool.run(jobs, {4: 1, 5: 2, 6: 3})  # the largest is the first worker's
 
 
-def test_guarantee_6_what_debug_alone_finds_is_named_like_any_other_fault(tmp_path):
-    run = tiny_run(wicked.DrawsTorch, tmp_path, executor="debug")
-    with pytest.raises(ClientError, match=r"^DrawsTorch, round 0, exchange 0, client 0, task 'train': two turns"):
+@pytest.mark.parametrize(
+    ("method", "what"),
+    [(wicked.DrawsTorch, "two turns"), (wicked.WritesMessage, "the message or the state was changed in place")],
+)
+def test_guarantee_6_what_debug_alone_finds_is_named_like_any_other_fault(method, what, tmp_path):
+    run = tiny_run(method, tmp_path, executor="debug")
+    where = f"^{method.__name__}, round 0, exchange 0, client 0, task 'train': {what}"
+    with pytest.raises(ClientError, match=where):
         run.execute()
 
 

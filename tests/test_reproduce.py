@@ -2,6 +2,7 @@
 intervals, not by looks."""
 
 import json
+import sys
 import tomllib
 from collections import Counter
 from importlib import resources
@@ -596,6 +597,17 @@ def test_missing_data_are_named_with_what_brings_them(tmp_path):
     said = refused("reproduce", "partition", "--data-root", tmp_path, "--out", tmp_path / "runs", "--device", "cpu")
     assert str(tmp_path) in said
     assert "data fetch cifar10" in said
+
+
+def test_without_matplotlib_the_figure_is_lost_and_not_the_numbers_unless_it_was_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    command = ("reproduce", "toy-densities", "--scale", "smoke", "--device", "cpu", "--out", tmp_path)
+    result = call(*command)
+    assert (result.exit_code, result.stdout.startswith("toy-densities\t")) == (0, True)
+    assert "no figure of toy-densities: figures need matplotlib" in result.stderr
+    asked = call(*command, "--figure", tmp_path / "toy.svg")
+    assert asked.exit_code == 2
+    assert "pip install 'flnoisebench[plots]'" in asked.stderr
 
 
 def test_of_all_entries_one_whose_data_are_missing_stops_no_other_and_is_no_success(tmp_path, monkeypatch):
