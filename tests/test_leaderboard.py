@@ -453,6 +453,17 @@ def test_of_two_new_results_of_one_run_none_is_taken_in_silence(tmp_path, monkey
     assert board.read(tmp_path)[0][0].failed == 0
 
 
+def test_a_run_that_failed_again_takes_the_place_of_its_earlier_failure(tmp_path, monkeypatch):
+    """As after --retry: it stops the build of no other run."""
+    saved([entry((50.0,), completed=False, status="failed")], tmp_path)
+    again = entry((51.0,), completed=False, status="failed", digest="e" * 64)
+    monkeypatch.setattr(entries, "runs_below", lambda runs: list(runs))
+    monkeypatch.setattr(Entry, "of", lambda folder: again)
+    built = board.build([Path("a run")], tmp_path)
+    assert (len(built.added), len(built.replaced)) == (0, 1)
+    assert board.read(tmp_path)[1] == [again]
+
+
 def test_a_run_that_failed_beside_the_entry_of_one_that_did_not_is_left_out_by_build_and_no_error_to_verify(
     tmp_path, monkeypatch
 ):

@@ -68,7 +68,7 @@ def build(runs: Iterable[Path], leaderboards: Path, *, replace: bool = False) ->
         elif known == entry or ((known.status, known.digest) == (entry.status, entry.digest) and not taken):
             built.known.append(path)
             continue
-        elif taken or (known.status == "failed" and entry.status == "complete"):
+        elif taken or (known.status == "failed" and (entry.status == "complete" or beside is None)):
             if beside is None:
                 built.replaced.append(path)
         elif (known.status, entry.status) == ("complete", "failed"):
