@@ -148,6 +148,20 @@ def test_a_method_all_of_whose_runs_failed_keeps_no_other_from_being_ranked():
     assert comparison.ranking(rows_of([*runs, failed]), [*runs, failed]) == comparison.ranking(rows_of(runs), runs)
 
 
+@pytest.mark.parametrize(
+    ("values", "chi2", "p"),
+    [
+        ((5, 5, 5), 0, 1),
+        ((5, 6, 7), 12, math.exp(-6)),  # the same in every cell: rank sums 6, 12, 18; two degrees of freedom
+    ],
+)
+def test_friedmans_test_of_methods_that_are_equal_and_of_such_as_always_differ_alike(values, chi2, p):
+    methods = dict(zip(("fedavg", "fedcova", "fedavg-relabel"), ((value,) for value in values), strict=True))
+    runs = [one for rho in RHOS for one in cell(methods, rho=rho, draws=(0,))]
+    found = comparison.ranking(rows_of(runs), runs)
+    assert (found.chi2, found.p) == pytest.approx((chi2, p))
+
+
 def test_there_are_no_ranks_over_fewer_than_six_cells_or_three_methods():
     runs = [
         one
