@@ -125,6 +125,10 @@ def test_rows_are_sorted_whatever_the_order_of_the_entries():
     assert [(row.rho, row.method) for row in rows_of(runs)] == [
         (0.4, "fedavg"), (0.4, "fedcova"), (0.8, "fedavg"), (0.8, "fedcova"),
     ]  # fmt: skip
+    bound = rows_of([entry(oracle="clean-samples"), entry(method="fedcova"), entry()])
+    assert [(row.method, row.oracle) for row in bound] == [
+        ("fedavg", ""), ("fedcova", ""), ("fedavg", "clean-samples"),
+    ]  # fmt: skip
 
 
 def test_a_failed_run_stays_in_the_table_and_in_no_mean():
