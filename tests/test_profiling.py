@@ -30,6 +30,11 @@ def test_runs_see_each_other_on_a_device_that_they_share_and_on_no_other(own_dev
     assert one.sharing() == "alone"
     elsewhere = profiling.Presence([torch.device("cpu", 1)])
     assert (one.sharing(), elsewhere.sharing()) == ("alone", "alone")
+    elsewhere.close()
+    both = profiling.Presence([CPU, torch.device("cpu", 1)])
+    assert (one.sharing(), both.sharing()) == ("beside others", "beside others")  # on one of its two devices
+    both.close()
+    elsewhere = profiling.Presence([torch.device("cpu", 1)])
     both = profiling.Presence([CPU, torch.device("cpu", 1)])
     assert [run.sharing() for run in (one, elsewhere, both)] == ["beside others"] * 3
     both.close()

@@ -219,9 +219,10 @@ def test_classes_that_a_file_only_imports_are_not_offered(tmp_path):
             registry.load_method(f"{path}:{name}")
 
 
-def test_a_method_without_a_card_is_refused(tmp_path):
+@pytest.mark.parametrize("body", ["...", "card = {'title': 'Mine'}"])
+def test_a_method_without_a_card_is_refused(body, tmp_path):
     path = tmp_path / "plugin.py"
-    path.write_text("from flnoisebench.api import Method\n\n\nclass Mine(Method): ...\n")
+    path.write_text(f"from flnoisebench.api import Method\n\n\nclass Mine(Method):\n    {body}\n")
     with pytest.raises(ValueError, match=r"Mine has no card: card = Card\("):
         registry.load_method(f"{path}:Mine")
 

@@ -63,7 +63,15 @@ def test_every_number_of_a_round_is_logged_and_nothing_else(memory, tmp_path):
         assert all(type(value) is float for value in logged.values())
     result = records.load_result(only_run(tmp_path))
     assert tracker.ended[0] == "complete"
-    assert tracker.ended[1]["accuracy_last5_mean"] == result.accuracy.last5_mean
+    assert tracker.ended[1] == {
+        "accuracy_last5_mean": result.accuracy.last5_mean,
+        "accuracy_final": result.accuracy.final,
+        "label_noise_before": result.label_noise_before,
+        "label_noise_after": result.label_noise_after,
+        "seconds": result.seconds["round"],
+        "bytes_up": result.bytes_up,
+        "bytes_down": result.bytes_down,
+    }
 
 
 def test_a_run_has_one_identity_wherever_its_folder_links_to(tmp_path):
@@ -116,6 +124,8 @@ def test_a_failing_tracker_costs_its_view_and_not_the_run(memory, tmp_path, fail
         result.stderr.count(f"memory is given up for this run, which goes on: RuntimeError: {failing} went wrong") == 1
     )
     assert records.load_result(only_run(tmp_path)).rounds == 4
+    given = {"open": [], "log 1": [[0, 1]], "close": [[0, 1, 2, 3]]}[failing]  # and nothing more once it failed
+    assert [sorted(tracker.rounds) for tracker in memory.made] == given
 
 
 def test_an_unknown_or_missing_tracker_is_said_before_anything_is_run(tmp_path, monkeypatch):
