@@ -291,6 +291,38 @@ def test_sgd_with_momentum_and_weight_decay_takes_the_steps_worked_out_by_hand()
         torch.testing.assert_close(value.double(), w[name], rtol=1e-5, atol=1e-6)
 
 
+def test_adam_takes_the_steps_worked_out_by_hand_with_momentum_as_its_first_beta():
+    client = side(batch=8)
+    network = client.model()
+    bias, first, second = network[1].bias.detach().double(), 0.0, 0.0
+    adam = Optimiser(name="adam", lr=0.05, momentum=0.8, weight_decay=0.01)
+    client.fit(network, steep_at_first, epochs=1, optimiser=adam)
+    for t, slope in enumerate((1.0, 0.1, 0.1), start=1):
+        gradient = slope + 0.01 * bias
+        first = 0.8 * first + 0.2 * gradient
+        second = 0.999 * second + 0.001 * gradient**2
+        bias = bias - 0.05 * (first / (1 - 0.8**t)) / ((second / (1 - 0.999**t)).sqrt() + 1e-8)
+    torch.testing.assert_close(network[1].bias.detach().double(), bias, rtol=1e-5, atol=1e-6)
+
+
+def steep_at_first(network, batch):  # slopes that differ, without which no step tells one second beta from another
+    return (network[1].bias * torch.where(batch.step == 0, 1.0, 0.1)).sum()
+
+
+def test_a_loss_without_a_gradient_moves_nothing_and_gathers_all_the_same():
+    client = side(batch=8)
+    network = client.model()
+    before = weights(network)
+    strong = Optimiser(lr=0.1, weight_decay=0.5)  # not by weight decay either
+    fit = client.fit(network, counting, carry=torch.zeros(()), epochs=2, optimiser=strong)
+    assert fit.carry == 48
+    assert all(torch.equal(before[name], value) for name, value in weights(network).items())
+
+
+def counting(network, batch):
+    return network(batch.x).sum().detach(), batch.carry + len(batch.y)
+
+
 def test_momentum_does_not_outlive_a_call_of_fit():
     def two_calls(momentum):
         client = side(batch=24)
@@ -434,15 +466,16 @@ def returning(network, batch):
     return RESULT
 
 
-def test_a_loss_that_is_nan_once_is_named_even_if_it_recovers():
+@pytest.mark.parametrize("once", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_once_is_named_even_if_it_recovers(once):
     client = side()
-    with pytest.raises(FloatingPointError, match=r"the loss nan_at_first became nan within 3 steps"):
-        client.fit(client.model(), nan_at_first)
+    with pytest.raises(FloatingPointError, match=rf"the loss wrong_at_first became {once} within 3 steps"):
+        client.fit(client.model(), wrong_at_first, given=once)
 
 
-def nan_at_first(network, batch):
+def wrong_at_first(network, batch):
     value = F.cross_entropy(network(batch.x), batch.y)
-    return torch.where(batch.step == 0, value.detach() * math.nan, value)
+    return torch.where(batch.step == 0, value.detach() * batch.given, value)
 
 
 @pytest.mark.parametrize(
@@ -537,14 +570,15 @@ def moded(network, batch):
     return F.cross_entropy(network(batch.x), batch.y)
 
 
-def test_a_network_is_handed_out_anew_with_the_asked_weights_and_gradients_on():
+@pytest.mark.parametrize("part", [lambda network: network, lambda network: network[0]], ids=["whole", "half"])
+def test_a_network_is_handed_out_anew_with_the_asked_weights_and_gradients_on(part):
     lane = Lane(tiny_engine(fixtures.Averaging()))
     first = lane.client(0, None, 0, 0)
     start = weights(first.model())
     network = lane.client(0, None, 0, 1).model(start)
-    network.requires_grad_(False).eval()
+    part(network).requires_grad_(False).eval()
     again = lane.client(1, None, 0, 1).model(start)
-    assert again.training
+    assert all(module.training for module in again.modules())
     again(torch.ones(4, *lane.engine.shape)).sum().backward()
     third = lane.client(2, None, 0, 1).model(start)
     assert all(parameter.requires_grad and not parameter.grad.any() for parameter in third.parameters())
@@ -614,6 +648,16 @@ def test_an_optimiser_of_torchs_is_refused_with_what_is_wanted(optimiser):
     client = side()
     with pytest.raises(ValueError, match=r"optimiser takes a flnoisebench.api.Optimiser .*, not (str|SGD)"):
         client.fit(client.model(), spying, optimiser=optimiser)
+
+
+def test_a_network_without_weights_starts_from_its_own_stream_whoever_trained_it_before():
+    engine = tiny_engine(fixtures.Averaging())
+    lane = Lane(engine)
+    before = lane.client(0, None, 0, 0)
+    before.fit(before.model(), cross_entropy)
+    start = weights(lane.client(1, None, 0, 0).model())  # the same object, on the lane that has it already
+    alone = weights(client_of(engine, 1).model())
+    assert all(torch.equal(start[name], value) for name, value in alone.items())
 
 
 def test_networks_of_different_names_are_independent():

@@ -161,9 +161,14 @@ def test_a_frozen_teacher_and_a_ramp_reach_the_loss():
         assert all(torch.equal(plain[name], distilled[name]) for name in plain) == alike
 
 
-def test_a_frozen_teacher_must_be_frozen():
+@pytest.mark.parametrize(
+    "half",
+    [lambda teacher: teacher, lambda teacher: teacher.eval(), lambda teacher: teacher.requires_grad_(False)],
+    ids=["neither", "eval mode alone", "no gradient alone"],
+)
+def test_a_frozen_teacher_must_be_frozen(half):
     side = Lane(tiny_engine(fixtures.Distilled())).client(0, None, 0, 0)
-    network, teacher = side.model(), side.model(None, "teacher")
+    network, teacher = side.model(), half(side.model(None, "teacher"))
     with pytest.raises(ValueError, match=r"'teacher' is trainable.*frozen=True"):
         side.fit(network, fixtures.distilled, frozen={"teacher": teacher}, given={"ramp": 1.0, "t": 2})
 

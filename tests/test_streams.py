@@ -57,6 +57,14 @@ def test_whatever_a_side_draws_has_a_stream_of_its_own_under_the_name_that_it_al
     )  # fmt: skip
 
 
+def test_a_side_hands_scikit_learn_the_low_32_bits_of_a_seed():
+    client = Lane(tiny_engine(fixtures.Averaging(), seed=7)).client(1, None, 4, 2)
+    names = [f"mixture {number}" for number in range(8)]
+    whole = [seed_of(7, "client", 1, 4, 2, f"seed/{name}") for name in names]
+    assert [client.seed(name) for name in names] == [seed % 2**32 for seed in whole]
+    assert any(seed % 2**32 >= 2**31 for seed in whole)
+
+
 def test_names_that_read_alike_are_different_streams():
     names = [
         ("a", "bc"), ("ab", "c"), ("abc",), ("a", "b", "c"), (1,), ("1",), (None,), ("None",), (), ("",), ("a", None),
