@@ -8,6 +8,7 @@ import gc
 import inspect
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import pickle
@@ -523,6 +524,22 @@ def test_guarantee_3_the_average_is_taken_in_float64_by_hand():
     assert average(parts, [1] * 5)["w"].item() == np.float32(exact)
     by_hand = average([torch.tensor([1.0, 2.0]), torch.tensor([4.0, 8.0])], [1, 3])
     assert torch.equal(by_hand, torch.tensor([3.25, 6.5]))
+
+
+@pytest.mark.parametrize(
+    ("parts", "shares", "message"),
+    [
+        ([], [], "at least one: 0 and 0"),
+        ([torch.ones(1)], [1, 1], "as many shares as parts.*: 1 and 2"),
+        ([torch.ones(1)] * 2, [0, 0], "sum to 0"),
+        ([torch.ones(1)] * 2, [1, -2], "sum to -1"),
+        ([torch.ones(1)] * 2, [1, math.nan], "sum to nan"),
+        ([{"w": 1.0}], [1], "not float"),
+    ],
+)
+def test_guarantee_3_an_average_of_nothing_is_refused(parts, shares, message):
+    with pytest.raises(ValueError, match=message):
+        average(parts, shares)
 
 
 def test_guarantee_3_integer_buffers_keep_their_dtype_and_take_the_maximum():

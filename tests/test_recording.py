@@ -232,6 +232,15 @@ def test_averages_of_one_piece_equal_averages_tensor_by_tensor():
     assert one["1.num_batches_tracked"] == 2
 
 
+def test_averages_of_pieces_that_lie_in_another_order_go_by_name():
+    vectors = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([10.0, 20.0, 30.0])
+    one = {"a": vectors[0][:1], "b": vectors[0][1:]}
+    other = {"a": vectors[1][2:], "b": vectors[1][:2]}
+    assert None not in (trees.vectors(one), trees.vectors(other))
+    found = average([one, other], [1, 1])
+    assert (found["a"].tolist(), found["b"].tolist()) == ([15.5], [6.0, 11.5])
+
+
 def test_averages_of_one_piece_hold_a_buffer_without_elements():
     network = torch.nn.Linear(4, 3)
     network.register_buffer("nothing_yet", torch.empty(0))

@@ -8,7 +8,7 @@ import fixture_methods as fixtures
 import pytest
 
 from flnoisebench import records
-from flnoisebench.api import Config, Field, Rounds
+from flnoisebench.api import Config, Field, Rounds, moments
 from flnoisebench.records import Accuracy, LastRounds, RoundRecord, RunResult
 from flnoisebench.settings import Settings, resolve
 from flnoisebench.testing import tiny_run
@@ -184,12 +184,26 @@ def test_the_key_of_a_run_is_over_what_changes_results_and_nothing_else(tmp_path
 
 @pytest.mark.parametrize(
     ("value", "of_500", "of_50"),
-    [(10, 10, 10), (0.4, 200, 20), (0, 0, 0), (1.0, 500, 50), (0.05, 25, 3), ("0.06", 30, 3)],
+    [
+        (10, 10, 10),
+        (0.4, 200, 20),
+        (0, 0, 0),
+        (1.0, 500, 50),
+        (0.05, 25, 3),
+        ("0.06", 30, 3),
+        ("10", 10, 10),
+        ("1.0", 500, 50),
+        ("1e-1", 50, 5),
+    ],
 )
 def test_a_duration_is_absolute_or_a_share(value, of_500, of_50):
     rounds = Timed(start=value).start
     assert (rounds.of(500), rounds.of(50)) == (of_500, of_50)
     assert Timed.model_validate_json(Timed(start=value).model_dump_json()).start == rounds
+
+
+def test_one_round_is_not_the_whole_run():
+    assert Rounds(1) != Rounds(1.0)  # a run resumes where its settings are equal
 
 
 class Timed(Config):
@@ -200,6 +214,13 @@ class Timed(Config):
 def test_what_is_no_duration_is_refused(value):
     with pytest.raises(ValueError, match="round"):
         Timed(start=value)
+
+
+def test_moments_come_every_period_from_the_start_on_and_are_over_before_stop_and_end():
+    at, every = Rounds(0.4), Rounds(0.06)
+    assert [*moments(50, at, every, Rounds(0.6))] == [20, 23, 26, 29]
+    assert [*moments(10, Rounds(4), Rounds(3), Rounds(99))] == [4, 7]  # no round 10 in a run of ten
+    assert [*moments(10, Rounds(7), Rounds(0.01), Rounds(1.0))] == [7, 8, 9]  # a period has a round at least
 
 
 # ------------------------------------------------------------------------------------- means over the last rounds
