@@ -222,9 +222,13 @@ def test_whatever_is_a_tree_comes_back_with_its_digest_a_state_dict_too():
 def test_the_first_value_that_is_not_finite_is_found_by_its_path():
     good = {"a": torch.ones(2), "n": torch.tensor(5), "s": "inf", "none": None, "empty": torch.zeros(0)}
     assert first_non_finite(good) is None
-    assert first_non_finite({**good, "b": [torch.ones(1), torch.tensor([1.0, math.inf])]}) == "b/1"
-    assert first_non_finite({**good, "b": {"c": math.nan}}) == "b/c"
-    assert first_non_finite(torch.tensor(math.nan)) == ""
+    for tree, path in (
+        ({**good, "b": [torch.ones(1), torch.tensor([1.0, math.inf])]}, "b/1"),
+        ({**good, "b": {"c": math.nan}}, "b/c"),  # a number alone, beside tensors that are well
+        (torch.tensor(math.nan), ""),
+    ):
+        assert first_non_finite(tree) == path
+        assert trees.non_finite([good, tree]) == [None, path]
 
 
 def test_writing_in_place_is_noticed():
@@ -261,8 +265,9 @@ def test_tensors_that_share_memory_are_written_apart():
     assert back["same"].tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_moving_a_tree_moves_the_vector_behind_its_leaves_and_the_leaves_stay_its_views():
-    vector = torch.arange(12.0)
+@pytest.mark.parametrize("before", [0, 3])
+def test_moving_a_tree_moves_the_vector_behind_its_leaves_and_the_leaves_stay_its_views(before):
+    vector = torch.arange(before + 12.0)[before:].data  # which need not begin where its memory does
     tree = {"a": vector[:6].view(2, 3), "b": [vector[6:].as_strided((3, 2), (1, 3)), "text", torch.ones(2)], "c": None}
     moved = trees.to(tree, "meta")  # a device without numbers: shapes and views are what is asked about
     first, second, loose = moved["a"], moved["b"][0], moved["b"][2]
