@@ -68,6 +68,9 @@ def test_calibration_error_by_hand():
 def test_calibration_error_of_certainty_is_the_error_rate_and_shifts_of_scores_do_not_matter():
     sure = np.array([[1000.0, 0], [1000, 0], [0, 1000], [0, 1000]])
     assert calibration_error(sure, np.array([0, 1, 1, 1])) == pytest.approx(0.25)
+    # of two in the last bin, one certain and wrong, one right: certainty has no bin of its own
+    nearly = np.array([[1000.0, 0], [np.log(0.95), np.log(0.05)]])
+    assert calibration_error(nearly, np.array([1, 0])) == pytest.approx(0.975 - 0.5)
     array, labels = scores()
     assert calibration_error(array.astype(np.float64) + 1e5, labels) == pytest.approx(
         calibration_error(array.astype(np.float64), labels), abs=1e-6
@@ -125,6 +128,8 @@ def test_a_prediction_digest_is_over_predicted_classes_of_all_predictors():
     other[0] = -other[0]
     assert prediction_digest({"main": other}) != base
     assert prediction_digest({"main": array, "second": array}) != base
+    assert prediction_digest({"main": array, "a": other}) == prediction_digest({"a": other, "main": array})
+    assert prediction_digest({"main": array, "a": other}) != prediction_digest({"main": other, "a": array})
     assert prediction_digest({"second": array}) != base
 
 
@@ -180,6 +185,20 @@ def test_samples_of_clients_without_a_claim_do_not_count():
         claimed = torch.tensor([0.2, 0.8], dtype=kind)
         judged = judge(TRUE, GIVEN).judge({1: {"clean": claimed}}, None)
         assert judged == {"samples_precision": 0}  # its labels are right: nothing to recall, no area
+
+
+def test_even_odds_are_no_suspicion_and_wrong_labels_alone_have_no_area():
+    judged = judge([0, 1], [1, 0], noisy=(True,)).judge({0: {"clean": torch.tensor([0.49, 0.5])}}, None)
+    assert judged == {"samples_precision": 100, "samples_recall": 50}
+
+
+def test_wrong_labels_that_stay_as_they_are_count_against_the_recall():
+    claims = {
+        0: {"labels": torch.tensor([1, 2])},  # leaves sample 0 wrong, spoils sample 1
+        2: {"labels": torch.tensor([1, 2])},  # mends sample 4
+    }
+    judged = judge(TRUE, GIVEN).judge(claims, None)
+    assert judged == {"relabel_precision": 50, "relabel_recall": 50, "relabel_harm": 50}
 
 
 def test_relabelling_by_hand():
