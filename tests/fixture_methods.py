@@ -377,7 +377,8 @@ class Claiming(Averaging):
 
 
 class Speaking(Averaging):
-    """What a server says with its plan, and clients that say how many samples they have."""
+    """What a server says with its plan and in round 1 once more, and clients that say how many samples they have, and
+    of their labels something in round 0 and something else later."""
 
     card = card("speaking")
 
@@ -387,7 +388,14 @@ class Speaking(Averaging):
         return super().plan(state, server)
 
     def client(self, task, message, client):
-        return Reply(super().client(task, message, client).upload, metrics={"size": client.size})
+        claims = Claims(labels=client.labels) if client.round else Claims(clean=torch.zeros(client.size))
+        return Reply(super().client(task, message, client).upload, metrics={"size": client.size}, claims=claims)
+
+    def aggregate(self, state, uploads, server):
+        if server.round == 1:
+            server.claim([0, 1])
+            server.note(planned="more")
+        return super().aggregate(state, uploads, server)
 
 
 class Laid(Averaging):
@@ -524,18 +532,24 @@ class Faulty(Averaging):
             raise RuntimeError("the plan went wrong")
         if self._bad(server, "cohort"):
             return Plan("train", [0, 0], state)
+        if self._bad(server, "cohort outside"):
+            return Plan("train", [0, server.clients], state)
         if self._bad(server, "strange cohort"):
             return Plan("train", ["somebody"], state)
         if self._bad(server, "private for no client"):
             return Plan("train", server.cohort(), state, private=[0])
         if self._bad(server, "strange private"):
             return Plan("train", server.cohort(), state, private={1: torch.ones(2)})
+        if self._bad(server, "private outside"):
+            return Plan("train", [0, 2], state, private={1: {"more": 1}})
         if self._bad(server, "private twice"):
             return Plan("train", server.cohort(), state, private={1: dict(state)})
         if self._bad(server, "no plan"):
             return "train"
         if self._bad(server, "never closed"):
             return Plan("train", [0], state, closes_round=False)
+        if self._bad(server, "ended within"):
+            return None if server.exchange else Plan("train", [0], state, closes_round=False)
         if self._bad(server, "state written"):
             next(iter(state.values())).add_(1)
         return super().plan(state, server)

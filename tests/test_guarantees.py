@@ -494,12 +494,25 @@ def test_guarantee_3_the_precision_is_the_protocols_with_and_without_repeatable_
     try:
         for one in switches:
             one.allow_tf32 = not rounds_to_tf32
+        torch.set_num_threads(2)
         wanted = resolve(method="fedavg", clients=5, precision=precision, deterministic=deterministic)
         runtime.prepare(wanted, data_root=tmp_path, out=tmp_path, device="cpu")
         assert [one.allow_tf32 for one in switches] == [rounds_to_tf32] * 2
+        # how many threads share a sum decides its last bits, so that repeatable ones have one thread on any machine
+        assert torch.get_num_threads() == (1 if deterministic else 2)
     finally:
         for one, value in zip(switches, before, strict=True):
             one.allow_tf32 = value
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_guarantee_3_the_precision_is_that_of_evaluation_too(precision, tmp_path, monkeypatch):
+    seen, scores_of = [], evaluation.scores_of
+    monkeypatch.setattr(
+        evaluation, "scores_of", lambda *a: seen.append(torch.is_autocast_enabled("cpu")) or scores_of(*a)
+    )
+    tiny_run(fixtures.Averaging, tmp_path, rounds=1, precision=precision).execute()
+    assert seen == [precision == "bf16"]
 
 
 @pytest.mark.parametrize("kind", [Serial, Debug, lambda engine: Threads(engine, 2)], ids=["serial", "debug", "threads"])
@@ -779,6 +792,15 @@ def test_guarantee_5_the_memory_of_a_device_is_that_of_all_its_worker_processes(
     assert pool.peaks == {"cuda:0": 5, "cuda:1": 2}
 
 
+def test_guarantee_5_the_peak_is_the_runs_though_a_process_that_resumes_needs_less(tmp_path, monkeypatch):
+    monkeypatch.setattr("flnoisebench.runtime.peak_memory", lambda device: 9)
+    interrupted(fixtures.Averaging, tmp_path)
+    monkeypatch.setattr("flnoisebench.runtime.peak_memory", lambda device: 5)
+    run = tiny_run(fixtures.Averaging, tmp_path)
+    assert run.execute().peak_memory == 9
+    assert [record.peak_memory for record in records.load_records(run.folder)] == [9, 5, 5]
+
+
 def test_guarantee_5_memory_is_that_of_worker_processes_too(tmp_path):
     run = tiny_run(fixtures.Averaging, tmp_path, executor="processes", lanes=2)
     result = run.execute()
@@ -813,9 +835,11 @@ CLIENT_FAULTS = {
 SERVER_FAULTS = {
     "plan": "plan: RuntimeError: the plan went wrong",
     "cohort": "the cohort must be distinct clients",
+    "cohort outside": r"the cohort must be distinct clients of 0..2, at least one: \[0, 3\]",
     "strange cohort": "the cohort must be a sequence of client ids: .*'somebody'",
     "private for no client": "private additions are a dict by client, not list",
     "strange private": "private additions are merged into the message, so both must be dicts, without a key in common",
+    "private outside": r"private additions for clients outside the cohort: \[1\]",
     "private twice": "private additions are merged into the message, so both must be dicts, without a key in common",
     "no plan": "plan must return a Plan or None, not str",
     "state written": "wrote into the server's state in place",
@@ -840,8 +864,8 @@ RETURNED = {
         "network metric",
     },
     "plan": {
-        "cohort", "strange cohort", "private for no client", "strange private", "private twice", "no plan",
-        "never closed",
+        "cohort", "cohort outside", "strange cohort", "private for no client", "strange private", "private outside",
+        "private twice", "no plan", "never closed", "ended within",
     },
     "aggregate": {"upload written", "no state", "nan state", "aliased sum"},
     "predictors": {"nan scores", "trains", "no main"},
@@ -892,6 +916,22 @@ def test_guarantee_6_a_clients_fault_stops_the_run_and_is_named_and_a_retry_goes
 def test_guarantee_6_a_fault_on_the_servers_side_stops_the_run_and_is_named_and_a_retry_goes_on(how, tmp_path, finish):
     _, again = failing(how, tmp_path, MethodError, SERVER_FAULTS[how])
     assert again is None or again.digest == finish(fixtures.Averaging)[0].digest
+
+
+def test_guarantee_6_a_retry_that_is_stopped_leaves_an_unfinished_run_and_no_failed_one(tmp_path):
+    settings = {"how": "exception", "mended": str(tmp_path / "mended")}
+    with pytest.raises(ClientError):
+        tiny_run(fixtures.Faulty, tmp_path, settings=settings).execute()
+    (tmp_path / "mended").touch()
+    run = tiny_run(fixtures.Faulty, tmp_path, settings=settings)
+
+    def stop(record):
+        raise Stop
+
+    with pytest.raises(Stop):
+        run.execute(stop, retry=True)
+    assert not (run.folder / "result.json").exists()
+    assert tiny_run(fixtures.Faulty, tmp_path, settings=settings).execute().status == "complete"  # without a word
 
 
 @pytest.mark.parametrize("executor", ["threads", "debug"])
@@ -1068,12 +1108,19 @@ def test_guarantee_7_settings_that_change_results_get_a_folder_of_their_own(tmp_
     assert tiny_run(fixtures.Drawing, tmp_path, executor="threads", lanes=2).folder == base
 
 
-def test_guarantee_6_a_round_that_no_plan_closes_comes_to_an_end(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("never closed", r"round 1, exchange 5: the round is still open after 5 exchanges.*'train'"),
+        ("ended within", r"round 1, exchange 1: plan ended the run in the middle of a round"),
+    ],
+    ids=["never closed", "ended within"],
+)
+def test_guarantee_6_a_round_that_no_plan_closes_comes_to_an_end(how, message, tmp_path, monkeypatch):
     monkeypatch.setattr("flnoisebench.runtime.MOST_EXCHANGES", 5)
     monkeypatch.setattr("flnoisebench.runtime.MOST_EXCHANGES_A_CLIENT", 1)
-    settings = {"how": "never closed", "mended": str(tmp_path / "mended")}
-    run = tiny_run(fixtures.Faulty, tmp_path, settings=settings)
-    with pytest.raises(MethodError, match=r"round 1, exchange 5: the round is still open after 5 exchanges.*'train'"):
+    run = tiny_run(fixtures.Faulty, tmp_path, settings={"how": how, "mended": str(tmp_path / "mended")})
+    with pytest.raises(MethodError, match=message):
         run.execute()
     assert records.load_result(run.folder).rounds == 1
 
