@@ -2,6 +2,7 @@
 bits whoever carries its clients out, and its loss may be recorded and replayed."""
 
 import functools
+from dataclasses import replace
 
 import fixture_methods as fixtures
 import numpy as np
@@ -13,6 +14,7 @@ from stopping import Stop, in_sessions, server_state
 from flnoisebench.api import Batch, Optimiser
 from flnoisebench.engine import Lane
 from flnoisebench.executors import ClientError, Job, perform
+from flnoisebench.runtime import told_to
 from flnoisebench.testing import capture_safe, tiny_arrays, tiny_engine, tiny_run, watch_losses
 
 NEEDS = [
@@ -250,7 +252,10 @@ def test_a_client_that_was_not_asked_keeps_its_state(finish):
 
 
 def test_claims_and_notes_reach_the_record_and_the_card_decides_what_is_told(finish):
-    _, rounds, _ = finish(fixtures.Claiming)
+    result, rounds, _ = finish(fixtures.Claiming)
+    assert result.label_noise_after == rounds[-1].label_noise != result.label_noise_before
+    assert 100 * sum(result.wrong_labels_before) / 72 == pytest.approx(result.label_noise_before, abs=1e-4)
+    assert 100 * sum(result.wrong_labels_after) / 72 == pytest.approx(result.label_noise_after, abs=1e-4)
     assert rounds[-1].notes["rate"] == pytest.approx(0.3)
     assert (rounds[-1].notes["word"], rounds[-1].notes["flag"]) == ("no", True)
     # every client is noisy; in round 0 the clients' own claims count (0 and 2), later the server's of round 1 (1)
@@ -260,6 +265,9 @@ def test_claims_and_notes_reach_the_record_and_the_card_decides_what_is_told(fin
     assert rounds[0].diagnostics["norm"] > 0
     silent, _, run = finish(fixtures.Averaging)  # whose card asks for nothing
     assert silent.told == run.engine.told == {}
+    asking = type("Asking", (fixtures.Averaging,), {"card": replace(fixtures.Claiming.card, told=("label_counts",))})
+    with pytest.raises(ValueError, match=r"asks for \['label_counts'\]; .* can be told noise_rate, noisy_clients"):
+        told_to(asking, {})
 
 
 def test_what_the_plan_claims_and_notes_counts_too_and_a_metric_is_a_mean_over_samples(finish):
