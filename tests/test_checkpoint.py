@@ -127,7 +127,8 @@ def test_saving_happens_behind_the_callers_back_and_waits_for_the_one_before(fol
     assert loaded(folder).counters["round"] == 1
 
 
-def test_a_failure_in_the_background_is_raised_by_the_next_call_and_the_head_stays(folder, monkeypatch):
+@pytest.mark.parametrize("last", [False, True])
+def test_a_failure_in_the_background_is_raised_by_the_next_call_and_the_head_stays(last, folder, monkeypatch):
     saved(folder, commit(0))
     held = Checkpoint(folder)
     held.load()
@@ -138,10 +139,33 @@ def test_a_failure_in_the_background_is_raised_by_the_next_call_and_the_head_sta
     monkeypatch.setattr(checkpoint, "replace", broken)
     held.save(commit(1))
     with pytest.raises(OSError, match=r"cannot write the checkpoint in .*Input/output error.*resume"):
-        held.save(commit(2))
-    held.close()
+        held.close() if last else held.save(commit(2))
+    if not last:
+        held.close()
     monkeypatch.undo()
-    assert loaded(folder).counters["round"] == 0
+    assert loaded(folder).counters["round"] == 0  # and nobody holds the folder any more
+
+
+def test_what_is_discarded_is_gone_and_the_same_trees_are_written_anew(folder):
+    began = folder / "checkpoint" / "data.json"
+    held, first = Checkpoint(folder), commit(0, record=None)
+    began.write_text('{"data": "those of the first beginning"}')
+    held.save(first)
+    held.wait()
+    held.discard()
+    held.close()
+    assert loaded(folder) is None
+    assert not objects(folder)
+
+    held = Checkpoint(folder)
+    for data in ("others", "others still"):  # the second beginning is in the same process
+        began.write_text(f'{{"data": "{data}"}}')
+        held.save(first)
+        held.wait()
+        if data == "others":
+            held.discard()
+    held.close()
+    assert trees.digest(loaded(folder).server) == trees.digest(first.server)
 
 
 def test_a_tree_written_in_place_while_it_is_saved_is_refused_and_the_commit_before_stays(folder, monkeypatch):
