@@ -351,3 +351,19 @@ def test_every_shipped_protocol_is_valid_and_says_what_it_is(name):
     assert len(protocols.read(name)["about"]) > 10
     with pytest.raises(UnknownName, match=name):
         protocols.load(name + "x")
+
+
+@pytest.mark.parametrize(
+    ("name", "rounds", "batch", "model"),
+    [
+        ("cifar10", 500, 128, "resnet18"),
+        ("cifar100", 500, 128, "resnet34"),
+        ("clothing1m", 50, 64, "resnet50-imagenet"),
+    ],
+)
+def test_the_papers_budgets_are_those_of_its_experiments(name, rounds, batch, model):
+    """Published rows were run under these, and under a changed file would stand beside rows of another budget."""
+    sgd = Optimiser(name="sgd", lr=0.1, momentum=0.9, weight_decay=5e-4)
+    stated = {"rounds": rounds, "batch": batch, "model": model, "optimiser": sgd, "precision": "bf16"}
+    plain = {"local_epochs": 1, "participation": 1.0, "lr_schedule": "constant", "last_batch": "keep"}
+    assert protocols.load(name) == Protocol(name=name, **stated, **plain)
