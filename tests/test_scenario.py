@@ -37,6 +37,7 @@ from flnoisebench.scenario import (
     save,
     settled_facts,
     split,
+    split_clients,
     summary,
 )
 from flnoisebench.scenario.class_maps import CIFAR100_COARSE
@@ -286,6 +287,16 @@ def test_a_minimum_that_is_never_met_is_an_error_with_numbers():
         split(Partition(law="shards", min_size=3), balanced(150, 10), 10, 50, STREAM)  # a hundred pieces of 1 or 2
 
 
+@pytest.mark.parametrize(
+    "partition",
+    [Partition(law="iid"), Partition(law="shards"), Partition(law="classes", per_client=1), Partition(law="quantity")],
+    ids=lambda partition: partition.law,
+)
+def test_a_minimum_that_can_just_be_met_is_met(partition):
+    owner = split(partition.model_copy(update={"alpha": 1e6}), balanced(4, 2), 2, 2, STREAM)
+    assert np.bincount(owner).tolist() == [2, 2]
+
+
 def test_the_advice_names_the_data_sets_classes_and_nothing_that_cannot_go_lower():
     """Sizes that are skewed alone are drawn as of one class, which is no fact of the data set."""
     with pytest.raises(ValueError, match=r"classes=10, samples=1000\): raise alpha, or lower clients$"):
@@ -353,6 +364,9 @@ def test_a_csv_split_is_taken_exactly_and_a_bad_line_is_named(tmp_path):
     path.write_text("index,client\n" + "\n".join(lines) + "\n")
     read = read_split(spec, 100, "x")
     assert read.tolist() == owners.tolist()
+    spaced = tmp_path / "spaced.csv"
+    spaced.write_text("index,client\n\n" + "\n\n".join(lines) + "\n\n")  # blank lines are no samples
+    assert split_clients(Partition(law="manifest", file=str(spaced))) == 7
     assert split(spec, balanced(100, 10), 10, 7, STREAM, owners=read).tolist() == owners.tolist()
     with pytest.raises(ValueError, match="names 7 clients, and clients=5: set clients to 7"):
         split(spec, balanced(100, 10), 10, 5, STREAM, owners=read)
@@ -362,6 +376,7 @@ def test_a_csv_split_is_taken_exactly_and_a_bad_line_is_named(tmp_path):
         (["i,c", *lines], r"split\.csv:1: the first line must be 'index,client'"),
         (["index,client", "0,1", "x,1"], r"split\.csv:3: 'x,1' is not 'index,client'"),
         (["index,client", "100,1"], r"split\.csv:2: there is no sample 100: the data set has 0\.\.99"),
+        (["index,client", "-1,1"], r"split\.csv:2: there is no sample -1"),
         (["index,client", "1,-1"], r"split\.csv:2: there is no client -1"),
         (["index,client", "1,1000000000000"], r"split\.csv:2: there is no client 1000000000000: .* without gaps"),
         (["index,client", f"1,{10**30}"], r"split\.csv:2: there is no client 1000"),
@@ -402,7 +417,9 @@ def test_a_manifest_lends_its_split_to_other_noise_but_not_to_other_data(tmp_pat
 def test_natural_clients_are_those_that_the_data_set_names():
     owners = balanced(100, 4)
     spec = Partition(law="natural")
-    assert split(spec, balanced(100, 10), 10, 4, STREAM, owners=owners).tolist() == owners.tolist()
+    found = split(spec, balanced(100, 10), 10, 4, STREAM, owners=owners)
+    assert found.tolist() == owners.tolist()
+    assert not np.shares_memory(found, owners)  # which a scenario seals, and the data set's stay writable
     with pytest.raises(ValueError, match="the data set names no clients; take another partition"):
         split(spec, balanced(100, 10), 10, 4, STREAM)
     with pytest.raises(ValueError, match="divides 100 samples, and the data set has 90"):
@@ -678,8 +695,8 @@ def test_noise_settings_that_mean_nothing_are_refused(bad, message):
 
 def test_noise_that_does_not_fit_the_federation_is_refused():
     true = balanced(100, 10)
-    with pytest.raises(ValueError, match=r"no client 7, they are 0\.\.3"):
-        corrupt(Noise(clients="ids", ids=(0, 7)), true, balanced(100, 4), 10, 4, STREAM)
+    with pytest.raises(ValueError, match=r"no client 4, they are 0\.\.3"):
+        corrupt(Noise(clients="ids", ids=(0, 4)), true, balanced(100, 4), 10, 4, STREAM)
     with pytest.raises(ValueError, match="is for 100 classes, and the data set has 10"):
         corrupt(
             Noise(clients="all", target="map", class_map="cifar100-superclass-next"),
@@ -721,6 +738,24 @@ def test_a_preset_takes_changes_and_refuses_those_that_it_would_not_read():
         noise_from("fednoisy-global", rho=0.4)
     with pytest.raises(ValueError, match="less than or equal to 1"):
         noise_from("fedcova-sym", tau=1.5)
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes"),
+    [
+        ("fedcova-sym-bernoulli", {"rho": 0.3, "include_true": False, "label_space": "client"}),
+        ("fedcova-asym", {"pair_step": -1, "label_space": "client"}),
+        ("fednoro-random", {"lo": 0.1, "hi": 0.2, "count": "exact"}),
+        ("fnbench-ramp", {"lo": 0.1, "hi": 0.2}),
+        ("fedned-beta", {"beta_a": 0.5, "beta_b": 2.0}),
+        ("fedned-beta-legacy", {"beta_a": 0.5, "beta_b": 2.0}),
+        ("mnist-asym", {"tau": 0.2, "class_map": "cifar10-semantic"}),
+        ("instance", {"flip_spread": 0.2, "label_space": "client"}),
+        ("cifar10n-worse-twin", {"labelled_by": "aggre_label", "tau": 0.5}),
+    ],
+)
+def test_whatever_a_law_reads_can_be_said_of_its_preset(preset, changes):
+    assert noise_from(preset, **changes) == NOISE_PRESETS[preset][0].model_copy(update=changes)
 
 
 def test_every_preset_says_where_it_comes_from_in_one_line():

@@ -1,6 +1,7 @@
 """What the noise laws promise beyond symmetric, pair and map: matrices, images, people, other data sets, mixtures,
 prescribed difficulty; and that all of it can be said in TOML and on the command line."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -148,6 +149,12 @@ def test_a_file_that_is_no_transition_matrix_is_refused_by_row(tmp_path, text, m
     (tmp_path / "T.csv").write_text(text)
     with pytest.raises(ValueError, match=message):
         noise_from("fednoisy-global", target="matrix", matrix=str(tmp_path / "T.csv"))
+
+
+def test_a_matrix_file_that_could_run_code_is_not_unpickled(tmp_path):
+    np.save(tmp_path / "T.npy", np.array([[1.0]], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match=r"T\.npy: Object arrays cannot be loaded when allow_pickle=False"):
+        noise_from("fednoisy-global", target="matrix", matrix=str(tmp_path / "T.npy"))
 
 
 def test_a_matrix_of_another_number_of_classes_is_refused():
@@ -379,6 +386,17 @@ def test_the_foreign_images_are_part_of_a_scenarios_digests_and_of_its_file(open
     assert any("foreign images" in problem for problem in inputs.check_scenario(scene, forged, data, arrays, root))
 
 
+def test_a_scenario_in_another_order_says_the_same_of_each_image():
+    scene, truth = made(intruding("other"), balanced(60, 10), sources=Sources(foreign=9), clients=3, holdout=0.2)
+    order = np.random.default_rng(0).permutation(60)
+    again, told = scenario.reordered(scene, truth, order)
+    for one, other in ((scene, again), (truth, told)):
+        for name in {"owner", "given", "held_out", "true", "foreign"} & set(vars(one)):
+            assert np.array_equal(getattr(one, name)[order], getattr(other, name)), name
+            assert not getattr(other, name).flags.writeable
+    assert (again.digests, again.told, again.spec) == (scene.digests, scene.told, scene.spec)
+
+
 def test_an_image_stands_in_one_place_only_while_there_are_enough():
     true = balanced(1000, 10)
     noise = Noise(**ALL, tau=1, target="open-set", foreign="x")
@@ -441,6 +459,10 @@ def test_a_mixture_is_kept_in_the_file_with_what_its_laws_give(tmp_path):
     assert any("clients' laws" in problem for problem in check(scene, wrong, true))
 
 
+def intruding(name):
+    return Noise(**ALL, target="open-set", foreign=name)
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
@@ -450,6 +472,9 @@ def test_a_mixture_is_kept_in_the_file_with_what_its_laws_give(tmp_path):
         ({"target": "mixed", "mixture": "mixed,fedcova-sym"}, "plain laws"),
         ({"target": "mixed", "mixture": "fedned-beta-legacy"}, "take rate='beta'"),
         ({"target": "mixed", "mixture": [Noise()]}, "plain laws with clients='all'"),
+        ({"target": "mixed", "mixture": [Noise(**ALL, mass=0.3)]}, "plain laws with clients='all'"),
+        ({"target": "mixed", "mixture": [intruding("mnist"), intruding("svhn")]}, "foreign images from one data set"),
+        ({"target": "instance", "count": "exact"}, "each sample its own rate: take count='bernoulli'"),
         ({"target": "twin", "label_space": "client"}, "knows no label space"),
         ({"label_space": "first-ten", "include_true": False}, "first-ten"),
         ({"target": "mixed", "mixture": None}, "mixture"),
@@ -514,6 +539,33 @@ def test_the_look_alikes_have_the_papers_share_of_wrong_labels_within_a_point(pr
         assert scene_of(preset, draw)[0].digests == scene.digests
 
 
+@pytest.mark.parametrize(
+    ("law", "by_hand"),
+    [
+        (Noise(rho=0.5, rate="constant", tau=0.7, mass="stratified"), 3 / 7 * 0.7 * 0.9),  # int(3.5) clients
+        (Noise(clients="all", rate="ramp", lo=0, hi=0.7, mass="stratified"), 0.3 * 0.9),  # 0, .1, ..., .6
+        (Noise(clients="all", rate="beta", beta_a=2, beta_b=6, mass="stratified"), 0.25 * 0.9),
+    ],
+    ids=["exact", "ramp", "beta"],
+)
+def test_a_stratified_draw_is_within_a_point_of_the_expectation_worked_out_by_hand(law, by_hand):
+    scene, truth = made(law, balanced(7000, 10), clients=7)
+    assert summary(scene, truth)["expected_rate"] == pytest.approx(by_hand, abs=0.0101)
+
+
+def test_an_exact_count_of_a_small_client_is_expected_as_it_is_realised():
+    law = Noise(**ALL, tau=0.4, count="exact", include_true=False)
+    for row in summary(*made(law, balanced(14, 2), 2, clients=2))["clients"]:
+        assert (row["nominal"], row["expected"], row["realised"]) == (0.4, pytest.approx(2 / 7), pytest.approx(2 / 7))
+
+
+def test_intruders_count_towards_a_prescribed_share():
+    law = Noise(target="open-set", foreign="other", mass=0.4)
+    scene, truth = made(law, CIFAR[::10], sources=Sources(foreign=100, foreign_digest="other"), clients=20)
+    assert (truth.foreign >= 0).mean() == pytest.approx(0.4, abs=0.01)
+    assert (scene.given != truth.true).mean() == (truth.foreign >= 0).mean()
+
+
 def test_the_third_look_alike_brings_its_partition_and_gives_way_to_a_said_one(tmp_path):
     assert resolve_scenario(dataset="digits", noise="fedcova-paper-40.3").partition == Partition(p=0.8, alpha=2)
     said = resolve_scenario(dataset="digits", noise="fedcova-paper-40.3", partition_changes={"alpha": 3.0})
@@ -540,25 +592,58 @@ def test_a_share_that_cannot_be_had_is_an_error_with_numbers():
 
 def test_labels_that_come_with_their_truth_are_told_apart_and_judged():
     true = balanced(1000, 5)
-    given = np.where(np.arange(1000) % 4 == 0, (true + 1) % 5, true)
+    owners = (np.arange(1000) >= 400).astype(np.int64)
+    given = np.where((np.arange(1000) % 4 == 0) & (owners == 1), (true + 1) % 5, true)  # the first client is clean
     spec = ScenarioSpec(
         dataset="mine", noise=noise_from("given"), noise_name="given", partition=Partition(law="natural"), clients=2
     )
-    sources = Sources(owners=(np.arange(1000) >= 400).astype(np.int64))
+    sources = Sources(owners=owners)
     known = {"labels_are_true": False, "true_labels": true}
     scene, truth = build(spec, given, 5, "sha", sources=sources, **known)
     assert np.array_equal(scene.given, given)
     assert np.array_equal(truth.true, true)
     facts = summary(scene, truth)
-    assert facts["realised_rate"] == facts["expected_rate"] == 0.25
-    assert scene.told == {"noise_rate": 0.25, "noisy_clients": 2}
+    assert facts["realised_rate"] == facts["expected_rate"] == 0.15
+    assert [(row["noisy"], row["nominal"]) for row in facts["clients"]] == [(False, 0), (True, 0.25)]
+    assert scene.told == {"noise_rate": 0.15, "noisy_clients": 1}
     assert check(scene, truth, given, sources=sources, **known) == []
     assert "known in the manifest only" in check(scene, truth, given, sources=sources, labels_are_true=False)[0]
     with pytest.raises(ValueError, match=r"true labels must be int64 \[1000\] in 0\.\.4"):
         build(spec, given, 5, "sha", sources=sources, labels_are_true=False, true_labels=true + 1)
 
 
+def test_who_holds_what_follows_the_truth_where_it_is_known_and_else_the_labels():
+    true = balanced(1000, 5)
+    given = np.where(np.arange(1000) % 4 == 0, (true + 1) % 5, true)
+    spec = ScenarioSpec(
+        dataset="mine", noise=noise_from("given"), noise_name="given", partition=Partition(law="dirichlet"), clients=4
+    )
+    found = build(spec, given, 5, "sha", labels_are_true=False, true_labels=true)[0].owner
+    assert np.array_equal(found, build(spec, true, 5, "sha")[0].owner)
+    alone = build(spec, given, 5, "sha", labels_are_true=False)[0].owner
+    assert np.array_equal(alone, build(spec, given, 5, "sha")[0].owner)
+    assert not np.array_equal(found, alone)
+
+
 # ------------------------------------------------------------------------------- checking realised matrices
+
+
+def forged(scene, given):
+    """The scenario with other given labels, and a digest that fits them."""
+    return dataclasses.replace(scene, given=given, digests={**scene.digests, "labels": scenario.digest(given)})
+
+
+def test_check_allows_what_its_bounds_worked_out_by_hand_allow():
+    true = balanced(2000, 10)
+    scene, truth = made(Noise(**ALL, tau=0.5, include_true=False), true, clients=20)
+    given = scene.given.copy()
+    given[scene.owner == 3] = (true[scene.owner == 3] + 1) % 10
+    given[true == 0] = 1
+    problems = check(forged(scene, given), truth, true)
+    # of 20 clients one is blamed in a thousand draws at z = 4.0556; z sqrt(.5 * .5 / 100) + 1 / 100
+    assert "client 3: 100.00% of 100 labels are wrong, and the law gives 50.00% +- 21.28%" in problems
+    # ln(2 * 100 / .001) = 12.2061, and a ninth of a half is .0556: 4.0687 + sqrt(4.0687^2 + 24.4121 * 200 * .0525)
+    assert "class 0 was labelled 1 200 times of 200, and the law gives 11.1 +- 20.6" in problems
 
 
 def test_check_finds_labels_that_go_where_the_law_sends_none_and_too_many_where_it_sends_some():
@@ -568,11 +653,7 @@ def test_check_finds_labels_that_go_where_the_law_sends_none_and_too_many_where_
     given = scene.given.copy()
     at = np.flatnonzero(given != true)[:10]
     given[at] = (given[at] + 1) % 10
-    forged = scenario.Scenario(
-        spec=scene.spec, classes=10, owner=scene.owner, given=given, held_out=scene.held_out, told=scene.told,
-        digests={**scene.digests, "labels": scenario.digest(given)},
-    )  # fmt: skip
-    problems = check(forged, truth, true)
+    problems = check(forged(scene, given), truth, true)
     assert any(problem.startswith("class ") and "and the law gives 0.0 +- 0.0" in problem for problem in problems)
     assert not any(problem.startswith("client") for problem in problems)
 
