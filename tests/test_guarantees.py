@@ -1038,6 +1038,8 @@ def test_guarantee_6_no_source_of_the_package_or_of_a_method_can_unpickle():
                 assert (node.value.id, node.attr) not in {("torch", "load"), ("np", "load"), ("numpy", "load")}, path
             if isinstance(node, ast.Name):
                 assert node.id not in {"eval", "exec"}, path
+            if isinstance(node, ast.keyword):
+                assert ast.unparse(node) not in {"allow_pickle=True", "weights_only=False"}, path
 
 
 # -------------------------------------------------------------------------------------------- 7: a run's folder
