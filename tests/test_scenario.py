@@ -800,8 +800,9 @@ def test_a_hold_out_shifts_neither_partition_nor_noise_and_is_kept_out_of_traini
         assert held.held_out[held.owner == m].sum() == n // 10
         assert (np.diff(held.positions(m)) > 0).all()
         assert (held.owner[held.positions(m)] == m).all()
-    with pytest.raises(ValueError, match=r"no client 20: they are 0\.\.19"):
-        held.positions(20)
+    for client in (20, -1):
+        with pytest.raises(ValueError, match=rf"no client {client}: they are 0\.\.19"):
+            held.positions(client)
 
 
 def test_a_scenario_leads_to_no_true_label_and_does_not_change_with_the_truth():

@@ -658,6 +658,67 @@ def test_check_finds_labels_that_go_where_the_law_sends_none_and_too_many_where_
     assert not any(problem.startswith("client") for problem in problems)
 
 
+def other(name):
+    """A change of one array of a scenario or its truth, at its start."""
+
+    def changed(kept):
+        values = getattr(kept, name).copy()
+        change = {"b": np.logical_not, "f": lambda rate: rate + 1e-3, "i": lambda number: 1 - number}
+        values[0] = change[values.dtype.kind](values[0])
+        return dataclasses.replace(kept, **{name: values})
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("scenes", "truths", "message"),
+    [
+        (other("held_out"), None, "held-out samples differ from those that the settings draw: 1 of 600, first at 0"),
+        (None, other("noisy"), "noisy clients differ from those that the settings draw: 1 of 6, first at 0"),
+        (None, other("nominal"), "nominal rates differ from those that the settings draw: 1 of 6, first at 0"),
+        (None, other("expected"), "the law's rates differ from those that the settings draw"),
+        (None, other("transition"), "the law's transitions differ from those that the settings draw"),
+        (None, other("part"), "clients' laws in the mixture differ from those that the settings draw"),
+        (lambda one: dataclasses.replace(one, told={"noise_rate": 0.0}), None, "told {'noise_rate': 0.0} differs from"),
+        (
+            lambda one: dataclasses.replace(one, digests={**one.digests, "partition": "0"}),
+            None,
+            "the partition digest belongs to other partition",
+        ),
+        (
+            lambda one: dataclasses.replace(one, digests={**one.digests, "foreign": "0"}),
+            None,
+            "the foreign images are others than those that the settings draw",
+        ),
+    ],
+)
+def test_check_names_whatever_is_not_as_the_settings_draw_it(scenes, truths, message):
+    mixture = (Noise(clients="all"), Noise(clients="all", target="pair"))
+    true = balanced(600, 10)
+    scene, truth = made(Noise(target="mixed", mixture=mixture), true, clients=6, holdout=0.2)
+    assert check(scene, truth, true) == []
+    found = check(scenes(scene) if scenes else scene, truths(truth) if truths else truth, true)
+    assert any(problem.startswith(message) for problem in found), found
+
+
+def test_numbers_under_other_intruders_cannot_be_compared():
+    one, other_images = (
+        made(intruding("other"), balanced(60, 10), sources=Sources(foreign=9, foreign_digest=images), clients=3)
+        for images in ("old", "new")
+    )
+    assert scenario.incomparable(one, one) == []
+    assert scenario.incomparable(one, other_images) == [
+        "other images of another data set stand among those that are trained on"
+    ]
+
+
+def test_diff_says_which_samples_are_held_out_in_one_only():
+    scene, truth = made(Noise(clients="none"), balanced(60, 10), clients=2, holdout=0.2)
+    assert scenario.diff((scene, truth), (other("held_out")(scene), truth)) == [
+        "1 of 60 samples are held out in one only"
+    ]
+
+
 def test_a_sound_draw_is_hardly_ever_blamed_however_small():
     # 0.1 % by design; 300 draws of 40 samples in 10 classes would show a bound that small classes break.
     true = balanced(40, 10)
