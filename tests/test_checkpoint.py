@@ -200,12 +200,17 @@ def test_a_file_system_without_locks_is_not_taken_for_another_process(folder, mo
         Checkpoint(folder)
 
 
-def test_a_record_whose_commit_did_not_come_is_cut_off(folder):
+def test_what_a_commit_that_did_not_come_left_behind_is_gone_once_the_last_one_is_loaded(folder):
     saved(folder, commit(0))
+    whole = objects(folder)
     with open(folder / "records.jsonl", "a") as file:
         file.write('{"round": 1}\n{"rou')
+    for name in ("objects/half", "head.json.tmp"):
+        (folder / "checkpoint" / name).write_bytes(b"written by")
     loaded(folder)
     assert (folder / "records.jsonl").read_text() == '{"round": 0}\n'
+    assert objects(folder) == whole
+    assert not (folder / "checkpoint" / "head.json.tmp").exists()
 
 
 def test_every_bit_of_the_head_is_protected(folder):
