@@ -870,6 +870,8 @@ def test_the_summary_agrees_with_the_labels():
         assert row["realised"] == pytest.approx((built.given != truth.true)[mine].mean())
         assert row["expected"] == pytest.approx(0.9 * row["nominal"])
         assert row["noisy"] == (row["nominal"] > 0)
+    sizes, rates = zip(*((row["size"], row["nominal"]) for row in facts["clients"]), strict=True)
+    assert facts["nominal_rate"] == pytest.approx(np.average(rates, weights=sizes))  # over all samples, as the others
     assert 1 - np.mean(np.diag(facts["transition"]["realised"])) == pytest.approx(facts["realised_rate"])
     assert 1 - np.mean(np.diag(facts["transition"]["nominal"])) == pytest.approx(facts["expected_rate"])
 

@@ -29,7 +29,8 @@ from flnoisebench.scenario import (
     summary,
 )
 from flnoisebench.scenario.class_maps import CIFAR100_COARSE
-from flnoisebench.scenario.corruption import flip_rate, target_law
+from flnoisebench.scenario.corruption import _by_law, flip_rate, target_law
+from flnoisebench.scenario.noise import checked_matrix
 from flnoisebench.settings import resolve_scenario
 
 STREAM = ("scenario", "test", 0)
@@ -149,6 +150,13 @@ def test_a_file_that_is_no_transition_matrix_is_refused_by_row(tmp_path, text, m
     (tmp_path / "T.csv").write_text(text)
     with pytest.raises(ValueError, match=message):
         noise_from("fednoisy-global", target="matrix", matrix=str(tmp_path / "T.csv"))
+
+
+def test_a_row_that_sums_to_nearly_one_leads_to_no_class_beyond_the_last():
+    row = [0.5, 0.4999991]  # which is accepted: written with so many digits
+    assert checked_matrix([row, row]).shape == (2, 2)
+    chance = np.array([0.0, 0.4999, 0.5001, np.nextafter(1, 0)])
+    assert _by_law(np.array([row] * 4), chance).tolist() == [0, 0, 1, 1]
 
 
 def test_a_matrix_file_that_could_run_code_is_not_unpickled(tmp_path):
