@@ -403,6 +403,26 @@ def test_given_numbers_arrive_as_fp64_or_int64_tensors_and_trees_keep_their_shap
         client.fit(client.model(None, "c"), spying, given={"net": client.model(None, "d")}, stream="c")
 
 
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("method", [fixtures.Averaging, fixtures.Pair])
+def test_a_networks_own_weights_as_given_stay_what_they_were_at_the_call(method, static):
+    """As a proximal term takes them, for which they are ``dict(network.named_parameters())`` in most people's code."""
+    ends = []
+    for anchor in (weights, lambda network: dict(network.named_parameters())):
+        engine = tiny_engine(method(), batch=8)
+        engine.static = static
+        client = client_of(engine)
+        network = client.model()[0] if method is fixtures.Pair else client.model()
+        client.fit(network, pulled, given=anchor(network), epochs=2)
+        ends.append(weights(network))
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+def pulled(network, batch):
+    near = sum((p - batch.given[name]).square().sum() for name, p in network.named_parameters())
+    return F.cross_entropy(network(batch.x), batch.y) + 0.5 * near
+
+
 def test_rows_of_sample_follow_their_images_and_what_a_loss_writes_is_there_in_the_next_epoch():
     client = side(batch=8)
     start = torch.arange(24.0)

@@ -25,7 +25,7 @@ from flnoisebench.api import Batch, Fit, Method, Optimiser, Protocol
 from flnoisebench.engine import losses, training
 from flnoisebench.engine import steps as engine_steps
 from flnoisebench.engine.batches import Feed, cut
-from flnoisebench.engine.flat import FlatNetwork, modules_of
+from flnoisebench.engine.flat import FlatNetwork, modules_of, storages_of
 from flnoisebench.engine.images import DeviceImages, Look
 from flnoisebench.imagefiles import copied_to
 from flnoisebench.models import Encoder, build_encoder
@@ -491,7 +491,7 @@ class _Side(api.Side):
                 labels=labels,
                 sample=self._rows(sample, images.size, "sample"),
                 draw=self._rows(draw, steps, "draw"),
-                given=losses.as_tensors(given, device, "given"),
+                given=losses.as_tensors(given, device, "given", storages_of(network)),
                 frozen=frozen or {},
                 carry=losses.as_tensors(carry, device, "carry"),
                 optimiser=optimiser or self.protocol.optimiser_at(self.round),

@@ -148,3 +148,11 @@ def _is_dense(tensor: torch.Tensor) -> bool:
                 return False
             expected *= size
     return True
+
+
+def storages_of(network: torch.nn.Module) -> set[int]:
+    """Where the parameters and buffers of a network lie, by address; those that a flat one remembers."""
+    flat = getattr(network, "_flat", None)
+    if isinstance(flat, FlatNetwork):
+        return flat.storages
+    return {tensor.untyped_storage().data_ptr() for tensor in (*network.parameters(), *network.buffers())}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeGuard
 
@@ -60,14 +60,19 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any
     return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
 
 
-def as_tensors(tree: Tree, device: torch.device, what: str) -> Tree:
-    """The tree on the device, its numbers as fp64 / int64 / bool scalars, so that none is frozen into a step."""
+def as_tensors(tree: Tree, device: torch.device, what: str, live: Set[int] = frozenset()) -> Tree:
+    """The tree on the device, its numbers as fp64 / int64 / bool scalars, so that none is frozen into a step.
+
+    It stays what it is at the call: without gradient, and copied where it lies in one of the storages ``live``, which
+    the call writes into.  An anchor made of the network's own parameters would else move along and pull nowhere.
+    """
     if isinstance(tree, dict):
-        return {key: as_tensors(value, device, f"{what}/{key}") for key, value in tree.items()}
+        return {key: as_tensors(value, device, f"{what}/{key}", live) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        return type(tree)(as_tensors(value, device, f"{what}/{i}") for i, value in enumerate(tree))
+        return type(tree)(as_tensors(value, device, f"{what}/{i}", live) for i, value in enumerate(tree))
     if isinstance(tree, torch.Tensor):
-        return tree.to(device)
+        held = tree.detach() if tree.requires_grad else tree
+        return (held.clone() if held.untyped_storage().data_ptr() in live else held).to(device)
     if isinstance(tree, bool):
         return torch.tensor(tree, device=device)
     if isinstance(tree, int):
