@@ -30,6 +30,9 @@ FedAvg, whole:
         def predictors(self, state, server):
             return {"main": server.model(state, frozen=True)}
 
+A **tree** is a dense tensor without gradient, a bool, int, float, str or None, or a dict (with str keys), list or
+tuple of trees; numpy's scalars and named tuples are none.
+
 What makes such a file a benchmark entry is what it cannot do: keep state between calls (assignment raises),
 see a true label (nothing it is handed leads to one), read another client's data, draw a number outside the
 named streams, or write into a message.

@@ -368,7 +368,7 @@ class _Side(api.Side):
         if name in self._used:
             raise ValueError(
                 f"the stream {name!r} was taken before in this call and would give the same numbers again; "
-                "use another name"
+                "keep what it gave, or use another name for others"
             )
         self._used.add(name)
         return (_DESKS[self].lane.engine.seed, *self._stream, name)
