@@ -828,6 +828,11 @@ UNTOUCHED = "the scenario has no noisy client, and all labels are as they were: 
         (("--partition-set", "file=split", "--draw", "3"), "of split the split alone is taken, and not its labels: the "
          "noise is drawn anew (fedcova-sym, draw 3)\n"),
         (("--partition-set", "file=split.csv"), ""),
+        (("--partition-set", "file=split.csv", "--noise", "clean"), ""),
+        (("--partition-set", "file=split.csv", "--noise", "clean", "--draw", "1", "--holdout", "0.2"), ""),
+        (("--partition-set", "file=split.csv", "--noise", "clean", "--draw", "1"), "nothing in this scenario is drawn "
+         "(partition manifest, noise clean, no hold-out): another --draw is the same run again, another --seed is "
+         "another run\n"),
     ],
 )  # fmt: skip
 def test_what_a_scenario_is_not_expected_to_be_is_said_in_a_line(tmp_path, monkeypatch, words, said):
