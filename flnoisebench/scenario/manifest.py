@@ -602,10 +602,11 @@ def remarks(scenario: Scenario, truth: Truth) -> list[str]:
             f"of {spec.partition.file} the split alone is taken, and not its labels: the noise is drawn anew "
             f"({spec.noise_name}, draw {spec.draw})"
         )
-    if spec.draw and spec.partition.law in ("natural", "manifest") and spec.noise.clients == "none" and not spec.holdout:
+    fixed = spec.partition.law in ("natural", "manifest") and spec.noise.clients == "none" and not spec.holdout
+    if fixed and spec.draw:
         found.append(
-            f"nothing in this scenario is drawn (partition {spec.partition.law}, noise {spec.noise_name}, no hold-out): "
-            "another --draw is the same run again, another --seed is another run"
+            f"nothing in this scenario is drawn (partition {spec.partition.law}, noise {spec.noise_name}, no "
+            "hold-out): another --draw is the same run again, another --seed is another run"
         )
     return found
 
