@@ -187,6 +187,8 @@ def _problems(root: Path, train: _List, test: _List) -> list[str]:
                 hint = " (folders are divided by / in a list)" if "\\" in path else ""
                 found.append(f"{here}: there is no file {root / path}{hint}")
             seen.setdefault(path, f"{part.path.name}, line {line}")
+    if not train.lines:
+        return found or [f"{train.path} names no image"]
     trained = {*train.labels, *train.true_labels}
     for line, label in zip(test.lines, test.labels, strict=True):
         if label not in trained:

@@ -67,6 +67,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -815,9 +816,8 @@ class Dataset(ABC):
         """Raises ValueError with the first three problems that ``load`` came upon, and how to see all of them."""
         if problems:
             more = f"; and {len(problems) - 3} more problems" if len(problems) > 3 else ""
-            raise ValueError(
-                f"{'; '.join(problems[:3])}{more}.  `flnoisebench data check {self.name} --data-root {root}` lists all."
-            )
+            command = f"flnoisebench data check {self.name} --data-root {shlex.quote(str(root))}"
+            raise ValueError(f"{'; '.join(problems[:3])}{more}.  `{command}` lists all.")
 
     def preparation(self, root: Path, *, where: Path | None, size: int | None, images: int | None) -> Preparation:
         """What ``flnoisebench data prepare`` is to do.  where: default a folder in ``root``; size: side of the stored

@@ -14,6 +14,7 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 from flnoisebench import grid, records
@@ -104,7 +105,7 @@ def load(path: Path, *, out: Path, device: str, data_root: Path | None = None) -
     if missing:
         raise ValueError(
             f"{len(missing)} of {len(wanted)} runs are not over, such as {missing[0]}. "
-            f"Next: flnoisebench sweep {path} --out {out}"
+            f"Next: flnoisebench sweep {quote(str(path))} --out {quote(str(out))}"
         )
     trials: dict[str, list[Trial]] = defaultdict(list)
     for (method, _), ran in runs.items():

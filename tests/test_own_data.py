@@ -102,6 +102,19 @@ def test_a_bad_line_is_refused_with_its_file_and_number(lists, file, line, text,
     assert call("data", "check", "file-list", "--data-root", lists).exit_code in (1, 2)
 
 
+def test_a_list_that_names_no_image_is_what_is_said_first_and_the_command_for_more_can_be_pasted(lists, tmp_path):
+    (lists / "train.csv").write_text("path,label\n")
+    moved = tmp_path / "my images"
+    moved.mkdir()
+    for name in ("train.csv", "test.csv", "held"):
+        (lists / name).rename(moved / name)
+    with pytest.raises(
+        ValueError, match=r"/train\.csv names no image\.  `.* --data-root '.*/my images'` lists all"
+    ) as caught:
+        FileList().load(moved)
+    assert "has no training image" not in str(caught.value)
+
+
 def test_the_same_pixels_in_train_and_test_are_refused(lists):
     (lists / "held" / "0.png").write_bytes((lists / "photos" / "0,x.png").read_bytes())
     with pytest.raises(ValueError, match="1 test images are also training images"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -68,8 +69,8 @@ def choose(
         return
     _print(found, chosen)
     if grid and console.out.is_terminal:
-        where = f" --data-root {data_root}" if data_root else ""
-        console.out.print(f"next: flnoisebench sweep {grid}{where}", markup=False, soft_wrap=True)
+        where = f" --data-root {quote(str(data_root))}" if data_root else ""
+        console.out.print(f"next: flnoisebench sweep {quote(str(grid))}{where}", markup=False, soft_wrap=True)
 
 
 def _facts(trial: trials.Trial, tried: list[trials.Trial]) -> dict[str, object]:

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -359,4 +360,4 @@ def print_outcomes(outcomes: Sequence[Outcome], out: Path, *, left_out: int, as_
     if counts["failed"]:
         line("next", f"tracebacks are in the folders' failure.txt below {out}; --retry goes on with what failed")
     else:
-        line("next", f"flnoisebench list runs --out {out}")
+        line("next", f"flnoisebench list runs --out {quote(str(out))}")
