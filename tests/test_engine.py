@@ -657,10 +657,16 @@ def test_a_network_that_was_trained_is_looked_through_under_another_name():
     network = client.model()
     with pytest.raises(ValueError, match=r"'net' is trainable.*model\(weights\(network\), another name, frozen=True\)"):
         client.apply(lambda batch: batch.frozen["net"](batch.x), frozen={"net": network})
+    with pytest.raises(
+        ValueError, match=r"apply: .*looks through network, a network that trains.*another name, frozen"
+    ):
+        client.apply(lambda batch: network(batch.x))  # a BatchNorm in it would learn from what is only looked at
     with pytest.raises(ValueError, match=r"model\(name='main'\) was taken before.*another name"):
         client.model(weights(network), frozen=True)
     trained = client.model(weights(network), "trained", frozen=True)
-    assert client.apply(lambda batch: batch.frozen["net"](batch.x), frozen={"net": trained}).shape == (24, 3)
+    scores = client.apply(lambda batch: batch.frozen["net"](batch.x), frozen={"net": trained})
+    assert scores.shape == (24, 3)
+    assert torch.equal(client.apply(lambda batch: trained(batch.x)), scores)
 
 
 @pytest.mark.parametrize("optimiser", ["adam", torch.optim.SGD([torch.zeros(1)], lr=0.1)])

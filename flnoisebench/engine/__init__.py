@@ -531,6 +531,7 @@ class _Side(api.Side):
         stream: str = "apply",
     ) -> Tree:
         losses.check_frozen(frozen or {})
+        losses.refuse_training(function)
         if view not in ("plain", "train"):
             raise ValueError(f"apply: view must be 'plain' or 'train', not {view!r}")
         images = self._images(data)
