@@ -432,6 +432,15 @@ def test_rows_of_sample_follow_their_images_and_what_a_loss_writes_is_there_in_t
     assert torch.equal(start, torch.arange(24.0))  # the caller's tensor is not written into
 
 
+@pytest.mark.parametrize(
+    ("value", "found"), [(torch.zeros(23), r"\[23\]"), (torch.zeros(72), r"\[72\]"), (0.0, "float")]
+)
+def test_a_sample_tensor_has_a_row_for_each_image_of_the_owner_and_no_other(value, found):
+    client = side()
+    with pytest.raises(ValueError, match=rf"fit: sample\['q'\] needs 24 rows, not {found}"):
+        client.fit(client.model(), spying, sample={"q": value})
+
+
 def doubling(network, batch):
     assert torch.equal(batch.sample["untouched"], batch.index.float())
     return F.cross_entropy(network(batch.x), batch.y), None, {"q": batch.sample["q"] * 2}
@@ -684,6 +693,21 @@ def test_a_network_without_weights_starts_from_its_own_stream_whoever_trained_it
     start = weights(lane.client(1, None, 0, 0).model())  # the same object, on the lane that has it already
     alone = weights(client_of(engine, 1).model())
     assert all(torch.equal(start[name], value) for name, value in alone.items())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"momentun": 0.5}, r"Optimiser\nmomentun\n.*not permitted"),
+        ({"name": "adamw"}, r"Optimiser\nname\n.*should be 'sgd' or 'adam'"),  # which trained by SGD
+        ({"lr": -0.1}, r"Optimiser\nlr\n.*should be greater than 0"),
+    ],
+)
+def test_a_copied_optimiser_is_held_to_its_bounds_when_it_is_used(change, said):
+    client = side()
+    wrong = client.protocol.optimiser_at(0).model_copy(update=change)  # pydantic looks at none of it
+    with pytest.raises(ValueError, match=said):
+        client.fit(client.model(), spying, optimiser=wrong)
 
 
 def test_networks_of_different_names_are_independent():

@@ -419,12 +419,17 @@ class _Side(api.Side):
             raise ValueError(f"{what}: subset holds positions outside 0..{images.size - 1}")
         return subset
 
-    def _rows(self, named: Mapping[str, torch.Tensor] | None, length: int, what: str) -> dict[str, torch.Tensor]:
+    def _rows(
+        self, named: Mapping[str, torch.Tensor] | None, length: int, what: str, *, more: bool = False
+    ) -> dict[str, torch.Tensor]:
+        """The tensors on the device.  more: there may be rows beyond ``length``, which nobody looks at."""
         device = _DESKS[self].lane.engine.device
         for name, value in (named or {}).items():
-            if not isinstance(value, torch.Tensor) or value.dim() < 1 or value.shape[0] < length:
+            rows = value.shape[0] if isinstance(value, torch.Tensor) and value.dim() else -1
+            if rows != length and not (more and rows > length):
                 found = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-                raise ValueError(f"fit: {what}[{name!r}] needs at least {length} rows, not {found}")
+                least = "at least " if more else ""
+                raise ValueError(f"fit: {what}[{name!r}] needs {least}{length} rows, not {found}")
         return {name: value.to(device) for name, value in (named or {}).items()}
 
     def fit(
@@ -458,6 +463,8 @@ class _Side(api.Side):
                 f"update={{'lr': ...}})), not {type(optimiser).__name__}; other rules for a step are said in the loss: "
                 "see «gradient» in flnoisebench/api.py"
             )
+        if optimiser is not None:
+            optimiser = Optimiser(**vars(optimiser))  # model_copy(update=...) takes any name and any value
         for name, number in (("views", views), ("epochs", epochs), ("steps", steps)):
             if number is not None and number < 0:
                 raise ValueError(f"fit: {name} must be 0 or more, not {number}")
@@ -490,7 +497,7 @@ class _Side(api.Side):
                 others=others,
                 labels=labels,
                 sample=self._rows(sample, images.size, "sample"),
-                draw=self._rows(draw, steps, "draw"),
+                draw=self._rows(draw, steps, "draw", more=True),
                 given=losses.as_tensors(given, device, "given", storages_of(network)),
                 frozen=frozen or {},
                 carry=losses.as_tensors(carry, device, "carry"),

@@ -99,7 +99,9 @@ def refuse_training(function: Callable[..., Any]) -> None:
     """Raise ValueError where a function that only looks has a network in training mode in its closure: a BatchNorm in
     it would learn from what is looked at, and say of an image what its batch, which differs with the device, makes it.
     """
-    for name, cell in zip(*_captured(function), strict=True):
+    if not isinstance(function, types.FunctionType):
+        return
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             network = cell.cell_contents
         except ValueError:  # a name without a value yet
@@ -110,13 +112,6 @@ def refuse_training(function: Callable[..., Any]) -> None:
                 "network}} with model(weights, name, frozen=True); of a network that was trained in this call, with "
                 "model(weights(network), another name, frozen=True)"
             )
-
-
-def _captured(function: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[types.CellType, ...]]:
-    """Names and cells of a function's closure."""
-    if not isinstance(function, types.FunctionType):
-        return (), ()
-    return function.__code__.co_freevars, function.__closure__ or ()
 
 
 def refuse_hooks(network: torch.nn.Module) -> None:
