@@ -631,8 +631,8 @@ def average(parts: Sequence[Tree], shares: Sequence[float]) -> Tree:
 
     Summed in float64 in the given order, then cast back, so lanes do not matter.  Integer tensors (BatchNorm's
     step counters) keep their dtype and take the maximum: a mean of counters is no count.  Raises ValueError when
-    there is nothing to average, for shares of another number or whose sum is not above 0, and for leaves that are no
-    tensors.
+    there is nothing to average, for shares of another number or whose sum is not above 0, for dicts of other keys, and
+    for leaves that are no tensors.
     """
     if not parts or len(parts) != len(shares):
         raise ValueError(f"average needs as many shares as parts, and at least one: {len(parts)} and {len(shares)}")
@@ -646,6 +646,9 @@ def average(parts: Sequence[Tree], shares: Sequence[float]) -> Tree:
         return map_tensors(lambda leaf: lying_in(means[id(leaf._base)], leaf), parts[0])
     first = parts[0]
     if isinstance(first, dict):
+        keys = [set(part) if isinstance(part, dict) else set() for part in parts]
+        if odd := sorted(set.union(*keys) - set.intersection(*keys)):  # what the first part lacks would be lost
+            raise ValueError(f"average: not all parts have {', '.join(odd[:3])}; average each over those that have it")
         return {key: average([part[key] for part in parts], shares) for key in first}
     if isinstance(first, list | tuple):
         return type(first)(average(list(items), shares) for items in zip(*parts, strict=True))

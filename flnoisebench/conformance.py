@@ -1170,7 +1170,8 @@ def check(
     if preset not in loaded.presets:
         raise registry.unknown(f"preset of {name}", preset, loaded.presets)
     # of the 24 samples of a client, an uneven last batch too
-    budget = Protocol(**merged(tiny_protocol(rounds=rounds, batch=10).model_dump(), protocol or {}))
+    values = merged(tiny_protocol(rounds=rounds, batch=10).model_dump(), protocol or {})
+    budget = validated(Protocol, values, "protocol")
     world = World(name, {**loaded.presets[preset].on("")[0], **(settings or {})}, budget.model_dump())
     table = chosen(rules, only)
     findings = []

@@ -245,7 +245,7 @@ def test_unknown_rules_presets_and_budgets_are_refused():
         check(wicked.Innocent, only=["resume"])
     with pytest.raises(ValueError, match="unknown preset"):
         check(wicked.Innocent, preset="no such")
-    with pytest.raises(ValueError, match="batch_size"):
+    with pytest.raises(ValueError, match=r"protocol: unknown setting 'batch_size'.*Did you mean .*batch.*Known: batch"):
         check(wicked.Innocent, protocol={"batch_size": 3})
 
 

@@ -548,9 +548,11 @@ def test_guarantee_3_the_average_is_taken_in_float64_by_hand():
         ([torch.ones(1)] * 2, [1, -2], "sum to -1"),
         ([torch.ones(1)] * 2, [1, math.nan], "sum to nan"),
         ([{"w": 1.0}], [1], "not float"),
+        ([{}, {"b": torch.ones(1)}], [1, 1], "not all parts have b; average each over those that have it"),
+        ([{"b": torch.ones(1)}, {}], [1, 1], "not all parts have b"),
     ],
 )
-def test_guarantee_3_an_average_of_nothing_is_refused(parts, shares, message):
+def test_guarantee_3_what_has_no_average_is_refused(parts, shares, message):
     with pytest.raises(ValueError, match=message):
         average(parts, shares)
 
