@@ -120,7 +120,8 @@ def test_a_subset_is_trained_on_and_nothing_else():
         (torch.tensor([0, 24]), r"positions outside 0\.\.23"),
         (torch.tensor([-1]), r"positions outside"),
         (torch.tensor([0.5]), "must be int64 positions"),
-        (torch.ones(24, dtype=torch.bool), "must be int64 positions"),
+        (torch.ones(24, dtype=torch.bool), r"must be int64 positions .*mask.nonzero\(\).flatten\(\), not torch.bool"),
+        ([0, 1], "must be int64 positions .*, not list"),
     ):
         with pytest.raises(ValueError, match=message):
             client.fit(client.model(None, f"m{message}"), spying, subset=bad, stream=f"s{bad}")

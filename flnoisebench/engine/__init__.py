@@ -413,8 +413,11 @@ class _Side(api.Side):
     def _subset(self, images: DeviceImages, subset: torch.Tensor | None, what: str) -> torch.Tensor:
         if subset is None:
             return images.everything
-        if subset.dtype != torch.int64 or subset.dim() != 1:
-            raise ValueError(f"{what}: subset must be int64 positions [k], not {subset.dtype} {list(subset.shape)}")
+        if not isinstance(subset, torch.Tensor) or subset.dtype != torch.int64 or subset.dim() != 1:
+            found = type(subset).__name__
+            if isinstance(subset, torch.Tensor):
+                found = f"{subset.dtype} {list(subset.shape)}"
+            raise ValueError(f"{what}: subset must be int64 positions [k], as mask.nonzero().flatten(), not {found}")
         if subset.numel() and not (int(subset.min()) >= 0 and int(subset.max()) < images.size):
             raise ValueError(f"{what}: subset holds positions outside 0..{images.size - 1}")
         return subset
