@@ -824,6 +824,7 @@ def test_trained_and_passed_images_are_told_apart():
     network, teacher = client.model(), client.model(None, "teacher", frozen=True)
     client.fit(network, fixtures.distilled, frozen={"teacher": teacher}, given={"ramp": 0.5, "t": 2}, epochs=2)
     client.apply(lambda batch: batch.frozen["t"](batch.x), frozen={"t": teacher}, subset=torch.arange(5))
+    network.eval()
     client.apply(lambda batch: network(batch.x), subset=torch.arange(3))  # it could be trained, and is not here
     taken = lane.meter.take()
     assert dict(taken.images) == {"trained": 48, "passed": 48 + 5 + 3, "skipped": 0}
