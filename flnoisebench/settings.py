@@ -72,6 +72,11 @@ class Settings(Config):
         return self.model_dump(mode="json", exclude=SAID) == other.model_dump(mode="json", exclude=SAID)
 
     @property
+    def repetition(self) -> int:
+        """What tells a cell's runs apart: the draw, and the seed where nothing in the scenario is drawn."""
+        return self.seed if self.scenario.is_fixed else self.scenario.draw
+
+    @property
     def subject(self) -> str:
         """The method as people read it, with its oracle: "fedavg, oracle clean-clients"."""
         return self.method + (f", oracle {self.oracle}" if self.oracle else "")

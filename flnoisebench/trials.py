@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from flnoisebench import grid, records
 from flnoisebench.leaderboard.entries import sessions
 from flnoisebench.records import RunResult
+from flnoisebench.scenario import ScenarioSpec
 from flnoisebench.settings import Settings, assignments, read_toml
 
 REPORTED = {"validation": "test", "noisy-validation": "test", "test-a": "test-b"}  # chosen on: measured on afterwards
@@ -151,18 +152,20 @@ def final_grid(
 ) -> str:
     """A grid file's text: the chosen values of each method on ``draws``, track tuned, on the images for reporting.
 
-    path: the trials' grid, whose keys but VARIED it repeats; device, data_root: as in ``load``.  Raises ValueError for
-    a draw that values were chosen on, and where those keys alone do not say the trials' scenarios and budget.
+    path: the trials' grid, whose keys but VARIED it repeats; device, data_root: as in ``load``.  Where nothing but the
+    hold-out was drawn, ``draws`` are seeds.  Raises ValueError for a draw that values were chosen on, and where those
+    keys alone do not say the trials' scenarios and budget.
     """
     first = next(iter(chosen.values()))
+    fixed = all(_whole(result.settings).is_fixed for result in first.results)
     seen = sorted({draw for _, draw, _ in first.where}.intersection(draws))
-    if seen:
+    if seen and not fixed:
         raise ValueError(f"draws {seen} are those that values were chosen on; report on others (--draw)")
     content = {name.replace("-", "_"): value for name, value in read_toml(path).items()}
     shared = {name: value for name, value in content.items() if name not in (*VARIED, "exclude", "include")}
     for name in shared.keys() & grid.SEVERAL:  # tables, and lists of them, become the lists of what they set
         shared[name] = [options[name] for options in grid.expand({name: shared[name]})]
-    shared |= {"draw": list(draws), "track": "tuned", "choices": first.settings.evaluate_on}
+    shared |= {"seed" if fixed else "draw": list(draws), "track": "tuned", "choices": first.settings.evaluate_on}
     shared["evaluate_on"] = REPORTED[first.settings.evaluate_on]
     lines = [f"# By flnoisebench choose {path.name}: the values of each method that did best in its trials."]
     for method, trial in chosen.items():
@@ -172,7 +175,7 @@ def final_grid(
         lines += ["", "[[include]]", *(f"{name} = {json.dumps(value)}" for name, value in table.items())]
     text = "\n".join(lines) + "\n"
     written = grid.runs_of(grid.expand(tomllib.loads(text)), device=device, data_root=data_root)
-    apart = {_scene(settings) for settings in written} ^ {_scene(result.settings) for result in first.results}
+    apart = {_whole(one).slug for one in written} ^ {_whole(result.settings).slug for result in first.results}
     if apart:
         raise ValueError(
             f"{path}: {min(apart)} would be in the trials or in the grid that is written, and not in both: say the "
@@ -188,9 +191,9 @@ def final_grid(
     return text
 
 
-def _scene(settings: Settings) -> str:
-    """The scenario, its draw and hold-out apart."""
-    return settings.scenario.model_copy(update={"holdout": 0.0}).slug
+def _whole(settings: Settings) -> ScenarioSpec:
+    """The scenario without its hold-out."""
+    return settings.scenario.model_copy(update={"holdout": 0.0})
 
 
 def log(trials: Mapping[str, Sequence[Trial]]) -> str:

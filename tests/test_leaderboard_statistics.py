@@ -83,6 +83,24 @@ def test_a_failed_run_is_in_no_difference():
     assert comparison.by_draw(runs) == {0: 50}
 
 
+def test_where_nothing_is_drawn_runs_are_told_apart_and_paired_by_seed():
+    """As of a list of images that names its clients and has its labels already."""
+    found = {"noise": "clean", "partition_changes": {"law": "natural"}, "clients": 3}
+    values = {"fedavg": (50.0, 60.0), "fedcova": (51.0, 63.0)}
+    for holdout, apart in ((0.0, {0: 50, 1: 60}), (0.2, {0: 55})):  # a hold-out is drawn
+        runs = [
+            entry((value,), method=method, seed=seed, holdout=holdout, **found)
+            for method, own in values.items()
+            for seed, value in enumerate(own)
+        ]
+        assert comparison.by_draw(runs[:2]) == apart
+        (difference,) = comparison.differences(rows_of(runs), runs)
+        assert (difference.draws, difference.mean, difference.p is None) == (tuple(apart), 2, bool(holdout))
+        for row in rows_of(runs):
+            assert row.draws == " ".join(map(str, apart))
+            assert ("single-draw" in row.doubts) == bool(holdout)
+
+
 def test_a_difference_without_a_test_is_none_of_those_that_are_corrected_together():
     runs = cell({"fedavg": (50, 60), "fedcova": (52, 63)}) + cell({"fedavg-relabel": (51,)}, draws=(0,))
     relabel, cova = comparison.differences(rows_of(runs), runs)

@@ -214,6 +214,23 @@ def test_trials_of_several_scenarios_are_reported_on_all_of_them(tmp_path):
     ]
 
 
+def test_where_nothing_but_the_holdout_is_drawn_the_choices_are_reported_by_seeds(tmp_path):
+    (tmp_path / "split.csv").write_text("index,client\n" + "\n".join(f"{i},{i % 3}" for i in range(1437)) + "\n")
+    path = tmp_path / "trials.toml"
+    split = f'partition = "manifest"\npartition-set.file = {json.dumps(str(tmp_path / "split.csv"))}\n'
+    text = TRIALS.replace("noise-set.include_true = false", 'noise = "clean"').replace("clients = 5\n", split)
+    path.write_text(text.replace("[20, 21]", "[0, 1]"))
+    runs = grid.load(path, device="cpu")
+    chosen = {"fedavg": trials.Trial(runs[0], tuple(SimpleNamespace(settings=run) for run in runs[:1]))}
+    path_of_choices = tmp_path / "tuned.toml"
+    path_of_choices.write_text(trials.final_grid(path, chosen, [0, 1, 2], device="cpu"))
+    assert [(one.scenario.draw, one.seed) for one in grid.load(path_of_choices, device="cpu")] == [
+        (0, 0),
+        (0, 1),
+        (0, 2),
+    ]
+
+
 def test_folders_of_the_files_that_it_writes_are_made_and_what_cannot_be_written_is_named(swept, tmp_path):
     grid_file, log = tmp_path / "new" / "tuned.toml", tmp_path / "logs" / "trials.csv"
     choose(swept, "--grid", grid_file, "--log", log)

@@ -30,7 +30,11 @@ def choose(
     ] = None,
     draw: Annotated[
         list[int] | None,
-        typer.Option(min=0, help="A draw of that grid; none that was chosen on. Repeatable.", show_default="0 to 4"),
+        typer.Option(
+            min=0,
+            help="A draw of that grid, none that was chosen on; a seed where nothing in it is drawn. Repeatable.",
+            show_default="0 to 4",
+        ),
     ] = None,
     log: Annotated[
         Path | None,

@@ -70,12 +70,13 @@ class Difference:
 
 
 def by_draw(entries: Iterable[Entry]) -> dict[int, float]:
-    """The headline accuracy by draw, averaged over the seeds of a draw, since these are no further draws."""
+    """The headline accuracy by draw, averaged over the seeds of a draw, since these are no further draws; by seed where
+    nothing in the scenario is drawn."""
     found: dict[int, list[float]] = defaultdict(list)
     for entry in entries:
         mean = entry.accuracy.last5_mean
         if entry.status == "complete" and mean is not None:
-            found[entry.settings.scenario.draw].append(mean)
+            found[entry.settings.repetition].append(mean)
     return {draw: statistics.fmean(values) for draw, values in sorted(found.items())}
 
 
@@ -357,7 +358,7 @@ def equal_budget(rows: Iterable[Row], entries: Sequence[Entry], measure: Measure
                 Reached(
                     names[row],
                     len(own),
-                    tuple(dict.fromkeys(entry.settings.scenario.draw for entry in own)),
+                    tuple(dict.fromkeys(entry.settings.repetition for entry in own)),
                     statistics.fmean(values) if values else None,
                     statistics.stdev(values) if len(values) > 1 else None,
                     statistics.fmean(over for _, over in pairs),

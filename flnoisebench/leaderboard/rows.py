@@ -78,7 +78,7 @@ class Row(Config):
     # results, over the complete runs; accuracies are means over a run's last five rounds unless said otherwise
     n: int = Field(..., ge=0, unit="runs", why="complete ones: means are over those of them that have the number")
     failed: int = Field(..., ge=0, unit="runs", why="that a client, a loss or an upload stopped")
-    draws: str = Field(..., why="of the scenario, of the complete runs")
+    draws: str = Field(..., why="of the complete runs; their seeds where nothing in the scenario is drawn")
     seeds: str = Field(..., why="of the runs, of the complete ones")
     accuracy_mean: float | None = Field(..., unit="%", why="the number that tables show")
     accuracy_std_seeds: float | None = Field(
@@ -296,7 +296,7 @@ def _row(cell: Sequence[Entry], reference: Mapping[tuple[Any, ...], list[Entry]]
         settings=settings.key,
         n=len(done),
         failed=len(cell) - len(done),
-        draws=_joined((entry.settings.scenario.draw for entry in done), " "),
+        draws=_joined((entry.settings.repetition for entry in done), " "),
         seeds=_joined((entry.settings.seed for entry in done), " "),
         accuracy_mean=mean(means),
         accuracy_std_seeds=round(statistics.stdev(means), 4) if len(means) > 1 else None,
@@ -401,7 +401,7 @@ def flags_of(cell: Sequence[Entry]) -> list[str]:
     settings = cell[0].settings
     environments = [said for entry in cell for said in sessions(entry.environment)]
     found = {
-        "single-draw": len({entry.settings.scenario.draw for entry in done}) == 1,
+        "single-draw": len({entry.settings.repetition for entry in done}) == 1,
         "wrong-protocol": not follows_protocol(settings),
         "failed-runs": len(done) < len(cell),
         "ended-early": any(entry.rounds < entry.settings.protocol.rounds for entry in done),

@@ -65,6 +65,11 @@ class ScenarioSpec(Config):
     )
 
     @property
+    def is_fixed(self) -> bool:
+        """Whether nothing is drawn, so that all its draws are one: clients and labels are there already."""
+        return self.partition.law in ("natural", "manifest") and self.noise.clients == "none" and not self.holdout
+
+    @property
     def slug(self) -> str:
         """A folder's name, such as ``fedcova-sym-rho0.6-tau0.7_bernoulli-dirichlet-p0.5-alpha5_m20``.
 
@@ -602,8 +607,7 @@ def remarks(scenario: Scenario, truth: Truth) -> list[str]:
             f"of {spec.partition.file} the split alone is taken, and not its labels: the noise is drawn anew "
             f"({spec.noise_name}, draw {spec.draw})"
         )
-    fixed = spec.partition.law in ("natural", "manifest") and spec.noise.clients == "none" and not spec.holdout
-    if fixed and spec.draw:
+    if spec.is_fixed and spec.draw:
         found.append(
             f"nothing in this scenario is drawn (partition {spec.partition.law}, noise {spec.noise_name}, no "
             "hold-out): another --draw is the same run again, another --seed is another run"
