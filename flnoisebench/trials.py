@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 from flnoisebench import grid, records
 from flnoisebench.leaderboard.entries import sessions
 from flnoisebench.records import RunResult
-from flnoisebench.scenario import ScenarioSpec
 from flnoisebench.settings import Settings, assignments, read_toml
 
 REPORTED = {"validation": "test", "noisy-validation": "test", "test-a": "test-b"}  # chosen on: measured on afterwards
@@ -157,7 +156,8 @@ def final_grid(
     keys alone do not say the trials' scenarios and budget.
     """
     first = next(iter(chosen.values()))
-    fixed = all(_whole(result.settings).is_fixed for result in first.results)
+    tried = [_whole(result.settings).scenario for result in first.results]
+    fixed = all(scene.is_fixed for scene in tried)
     seen = sorted({draw for _, draw, _ in first.where}.intersection(draws))
     if seen and not fixed:
         raise ValueError(f"draws {seen} are those that values were chosen on; report on others (--draw)")
@@ -175,7 +175,7 @@ def final_grid(
         lines += ["", "[[include]]", *(f"{name} = {json.dumps(value)}" for name, value in table.items())]
     text = "\n".join(lines) + "\n"
     written = grid.runs_of(grid.expand(tomllib.loads(text)), device=device, data_root=data_root)
-    apart = {_whole(one).slug for one in written} ^ {_whole(result.settings).slug for result in first.results}
+    apart = {_whole(one).scenario.slug for one in written} ^ {scene.slug for scene in tried}
     if apart:
         raise ValueError(
             f"{path}: {min(apart)} would be in the trials or in the grid that is written, and not in both: say the "
@@ -191,9 +191,9 @@ def final_grid(
     return text
 
 
-def _whole(settings: Settings) -> ScenarioSpec:
-    """The scenario without its hold-out."""
-    return settings.scenario.model_copy(update={"holdout": 0.0})
+def _whole(settings: Settings) -> Settings:
+    """The same without a hold-out."""
+    return settings.model_copy(update={"scenario": settings.scenario.model_copy(update={"holdout": 0.0})})
 
 
 def log(trials: Mapping[str, Sequence[Trial]]) -> str:
