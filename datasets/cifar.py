@@ -23,7 +23,7 @@ import torch
 from torchvision import datasets as official
 from torchvision.datasets.utils import download_url
 
-from flnoisebench.api import Arrays, Dataset, MissingData, decode_images, image_files
+from flnoisebench.api import Arrays, Dataset, MissingData, data_command, decode_images, image_files
 
 _HUMAN = "https://github.com/UCSC-REAL/cifar-10-100n"
 _TERMS = (
@@ -164,7 +164,7 @@ def _require(root: Path, files: type[official.CIFAR10], listed: Sequence[Sequenc
     raise MissingData(
         f"{what} is read from {folder}, which "
         + (f"lacks {', '.join(absent)}" if folder.is_dir() else "is not there")
-        + f".  Get it with `flnoisebench data fetch {name.lower()} --data-root {root}`; where "
+        + f".  Get it with {data_command('fetch', name.lower(), root)}; where "
         f"{files.filename} already lies in {root}, that unpacks it without a download."
     )
 
@@ -179,7 +179,7 @@ def _batches(root: Path, files: type[official.CIFAR10], listed: Sequence[Sequenc
         if found != md5:
             raise ValueError(
                 f"{path} is damaged or truncated: {len(content)} bytes with MD5 {found}, expected MD5 {md5}.  Delete "
-                f"it and run `flnoisebench data fetch {files.__name__.lower()} --data-root {root}`."
+                f"it and run {data_command('fetch', files.__name__.lower(), root)}."
             )
         batches.append(pickle.loads(content, encoding="latin1"))  # written by Python 2
     return batches
@@ -235,8 +235,8 @@ def _published(path: Path, md5: str, dataset: str) -> dict[str, Any]:
     if not path.is_file():
         raise MissingData(
             f"Human labels are read from {path} (MD5 {md5}), which is not there.  It is data/{path.name} of {_HUMAN} "
-            f"(Wei et al., ICLR 2022; CC BY-NC 4.0): get it with `flnoisebench data fetch {dataset} --human-labels "
-            f"--data-root {path.parent}`."
+            f"(Wei et al., ICLR 2022; CC BY-NC 4.0): get it with "
+            f"{data_command('fetch', dataset, path.parent, '--human-labels')}."
         )
     content = path.read_bytes()
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()

@@ -45,6 +45,7 @@ from flnoisebench.api import (
     MissingData,
     Preparation,
     Progress,
+    data_command,
     decode_images,
     digest_images,
     map_bytes,
@@ -131,7 +132,7 @@ class Clothing1M(Dataset):
         if needed > IN_MEMORY:
             raise MissingData(
                 f"{self.title} lies in {root}, but its {needed / 1e9:.0f} GB of pixels were not prepared.  Decode them "
-                f"once with `flnoisebench data prepare {self.name} --data-root {root}` (with --images 64000: 13 GB)."
+                f"once with {data_command('prepare', self.name, root)} (with --images 64000: 13 GB)."
             )
         pixels = {part: decode_images(archive.files(part), asked.size) for part in READ}
         labels = {part: np.array(archive.parts[part].labels, dtype=np.int64) for part in READ}

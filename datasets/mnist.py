@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own abbreviation)
 import torchvision
 from sklearn.datasets import load_digits
 
-from flnoisebench.api import Arrays, Dataset, MissingData
+from flnoisebench.api import Arrays, Dataset, MissingData, data_command
 
 # SHA-256 and length of each file's *content*, images and labels of the training and of the test part.
 #
@@ -128,8 +128,9 @@ class FashionMNIST(Dataset):
                 return found
             looked.append(f"{place}" + (f" (lacks {', '.join(absent)})" if found else ""))
         raise MissingData(
-            f"{self.title} was looked for in {'; '.join(looked)}.  Get it with `flnoisebench data fetch {self.name} "
-            f"--data-root {root}`" + self._packaged()
+            f"{self.title} was looked for in {'; '.join(looked)}.  Get it with "
+            + data_command("fetch", self.name, root)
+            + self._packaged()
         )
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torchvision.datasets import SVHN as OFFICIAL
 
-from flnoisebench.api import Arrays, Dataset, MissingData
+from flnoisebench.api import Arrays, Dataset, MissingData, data_command
 
 _PARTS = ("train", "test")
 
@@ -42,7 +42,7 @@ class SVHN(Dataset):
         if absent:
             raise MissingData(
                 f"{self.title} was looked for in {root} and {root / self.name}, which lack {', '.join(absent)}.  Get "
-                f"it with `flnoisebench data fetch {self.name} --data-root {root}`."
+                f"it with {data_command('fetch', self.name, root)}."
             )
         images, labels = [], []
         for part in _PARTS:
@@ -52,7 +52,7 @@ class SVHN(Dataset):
             if found != md5:
                 raise ValueError(
                     f"{place / name} is damaged or truncated: MD5 {found}, expected {md5}.  Delete it and run "
-                    f"`flnoisebench data fetch {self.name} --data-root {root}`."
+                    f"{data_command('fetch', self.name, root)}."
                 )
             read = OFFICIAL(str(place), split=part)  # the file says 10 where it means 0, and torchvision puts it right
             images.append(torch.from_numpy(read.data).contiguous())

@@ -101,9 +101,9 @@ __all__ = [
     "IMAGE_SUFFIXES", "KEEP", "READ_SUFFIXES", "Arrays", "Batch", "Card", "Claims", "Client", "Config", "Dataset",
     "Field", "Finding", "Fit", "ImageSettings", "Images", "Method", "MissingData", "OnceABatch", "Optimiser", "Plan",
     "Preparation", "Preset", "Progress", "Protocol", "Reply", "Rounds", "Server", "Tree", "Upload", "average",
-    "cross_entropy", "decode_images", "digest_images", "image_files", "map_bytes", "map_images", "map_tensors",
-    "moments", "near", "open_map", "pixels_of", "read_settings", "refuse_shared", "shared_images", "some", "to",
-    "undecodable", "weights",
+    "cross_entropy", "data_command", "decode_images", "digest_images", "image_files", "map_bytes", "map_images",
+    "map_tensors", "moments", "near", "open_map", "pixels_of", "read_settings", "refuse_shared", "shared_images",
+    "some", "to", "undecodable", "weights",
 ]  # fmt: skip
 
 
@@ -771,6 +771,11 @@ class Preparation:
     run: Callable[[Progress], None]
 
 
+def data_command(verb: str, dataset: str, root: Path, *options: str) -> str:
+    """A ``flnoisebench data`` command for a message, in backticks: it can be pasted into a shell, whatever the root."""
+    return f"`{shlex.join(['flnoisebench', 'data', verb, dataset, *options, '--data-root', str(root)])}`"
+
+
 class MissingData(FileNotFoundError):
     """A data set's files are not there; the message says where they were looked for and how to get them."""
 
@@ -819,8 +824,8 @@ class Dataset(ABC):
         """Raises ValueError with the first three problems that ``load`` came upon, and how to see all of them."""
         if problems:
             more = f"; and {len(problems) - 3} more problems" if len(problems) > 3 else ""
-            command = f"flnoisebench data check {self.name} --data-root {shlex.quote(str(root))}"
-            raise ValueError(f"{'; '.join(problems[:3])}{more}.  `{command}` lists all.")
+            command = data_command("check", self.name, root)
+            raise ValueError(f"{'; '.join(problems[:3])}{more}.  {command} lists all.")
 
     def preparation(self, root: Path, *, where: Path | None, size: int | None, images: int | None) -> Preparation:
         """What ``flnoisebench data prepare`` is to do.  where: default a folder in ``root``; size: side of the stored

@@ -711,6 +711,12 @@ def test_a_copied_optimiser_is_held_to_its_bounds_when_it_is_used(change, said):
         client.fit(client.model(), spying, optimiser=wrong)
 
 
+def test_a_frozen_network_is_not_trained_without_a_word():
+    client = side()
+    with pytest.raises(ValueError, match="no parameter of this network takes gradients, as of one made with frozen"):
+        client.fit(client.model(frozen=True), spying)
+
+
 def test_networks_of_different_names_are_independent():
     client = side()
     one, two = client.model(None, "one"), client.model(None, "two")

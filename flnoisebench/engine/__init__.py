@@ -459,6 +459,8 @@ class _Side(api.Side):
     ) -> Fit:
         losses.refuse_closure(loss)
         losses.refuse_hooks(network)
+        if not any(parameter.requires_grad for parameter in network.parameters()):
+            raise ValueError("fit: no parameter of this network takes gradients, as of one made with frozen=True")
         losses.check_frozen(frozen or {})
         if not isinstance(optimiser, Optimiser | None):
             raise ValueError(
