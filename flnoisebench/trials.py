@@ -156,7 +156,7 @@ def final_grid(
     keys alone do not say the trials' scenarios and budget.
     """
     first = next(iter(chosen.values()))
-    tried = [_whole(result.settings).scenario for result in first.results]
+    tried = [result.settings.scenario.whole for result in first.results]
     fixed = all(scene.is_fixed for scene in tried)
     seen = sorted({draw for _, draw, _ in first.where}.intersection(draws))
     if seen and not fixed:
@@ -175,7 +175,7 @@ def final_grid(
         lines += ["", "[[include]]", *(f"{name} = {json.dumps(value)}" for name, value in table.items())]
     text = "\n".join(lines) + "\n"
     written = grid.runs_of(grid.expand(tomllib.loads(text)), device=device, data_root=data_root)
-    apart = {_whole(one).scenario.slug for one in written} ^ {scene.slug for scene in tried}
+    apart = {settings.scenario.whole.slug for settings in written} ^ {scene.slug for scene in tried}
     if apart:
         raise ValueError(
             f"{path}: {min(apart)} would be in the trials or in the grid that is written, and not in both: say the "
@@ -189,11 +189,6 @@ def final_grid(
                 f"the key {name} above all [[include]], and not in [set]; the runs stay the same"
             )
     return text
-
-
-def _whole(settings: Settings) -> Settings:
-    """The same without a hold-out."""
-    return settings.model_copy(update={"scenario": settings.scenario.model_copy(update={"holdout": 0.0})})
 
 
 def log(trials: Mapping[str, Sequence[Trial]]) -> str:

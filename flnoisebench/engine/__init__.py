@@ -272,7 +272,7 @@ class Lane:
         """The path of the first tensor that lies in the memory of one of the lane's networks, or None."""
         own: set[int] = set()
         for network in self._networks.values():
-            own |= network._flat.storages  # type: ignore[arg-type, union-attr]
+            own |= storages_of(network)
 
         def lies_there(leaf: Any) -> bool:
             return isinstance(leaf, torch.Tensor) and leaf.untyped_storage().data_ptr() in own and leaf.numel() > 0

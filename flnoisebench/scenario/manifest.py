@@ -65,6 +65,11 @@ class ScenarioSpec(Config):
     )
 
     @property
+    def whole(self) -> ScenarioSpec:
+        """The same without a hold-out."""
+        return self.model_copy(update={"holdout": 0.0})
+
+    @property
     def is_fixed(self) -> bool:
         """Whether nothing is drawn, so that all its draws are one: clients and labels are there already."""
         return self.partition.law in ("natural", "manifest") and self.noise.clients == "none" and not self.holdout
