@@ -14,7 +14,8 @@ from flnoisebench import provenance, records
 from flnoisebench.cli.leaderboard import stated_by
 from flnoisebench.leaderboard import COLUMNS, FLAGS, Entry, Row, board, entries, rows_of
 from flnoisebench.leaderboard.agreement import agreement
-from flnoisebench.leaderboard.rows import csv_text, row_from
+from flnoisebench.leaderboard.comparison import by_draw, paired
+from flnoisebench.leaderboard.rows import by_cell, csv_text, row_from
 
 HISTORIC = Path(__file__).parent / "historic_results"
 
@@ -1043,6 +1044,38 @@ def test_the_documented_tables_are_the_leaderboards(dataset, head, at, methods):
         judged = ((row.clients_precision, row.clients_recall), (row.samples_precision, row.samples_recall))
         wanted = [f"{found:.0f} / {share:.0f}" for found, share in judged if found is not None]
         assert [cell for cell in cells if " / " in cell] == wanted, cells[0]
+
+
+@pytest.mark.parametrize(
+    ("head", "noise", "rho"),
+    [
+        ("CIFAR-10\n\n(.6, .7)", "fedcova-sym", 0.6),
+        ("**At (.4, .5)**", "fedcova-sym", 0.4),
+        ("**At asymmetric (.6, .5)**", "fedcova-asym", 0.6),
+    ],
+)
+def test_the_documented_cifar10_draws_are_the_leaderboards(head, noise, rho):
+    """Every draw of the nine methods, and the difference to FedAvg over the draws that both have."""
+    root = Path(__file__).resolve().parents[1]
+    runs = by_cell(board.read(root / "leaderboards", "cifar10")[1])
+    found = {
+        row.title.removesuffix(" (federated)"): by_draw(runs[row.cell])
+        for row in board.read(root / "leaderboards", "cifar10")[0]
+        if (row.noise, row.rho, row.track, row.rounds, row.changed) == (noise, rho, "common", 120, "")
+        and (row.participation, row.lr, row.optimiser) == (1, 0.1, "sgd momentum=0.9 weight_decay=0.0005")
+    }
+    text = (root / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    text = text[text.index(head) :]
+    head, _, *lines = text[text.index("| method |") :].split("\n\n")[0].splitlines()
+    names, *cells = ([cell.strip() for cell in line.split("|")[1:-1]] for line in (head, *lines))
+    table = [dict(zip(names, said, strict=True)) for said in cells]
+    assert {line["method"] for line in table} == set(found)
+    for line in table:
+        here = found[line["method"]]
+        shown = {draw: float(said) for draw in range(3) if (said := line[f"draw {draw}"])}
+        assert shown == {draw: pytest.approx(value, abs=0.0051) for draw, value in here.items()}, line
+        if said := line.get("to FedAvg"):
+            assert float(said) == pytest.approx(paired(here, found["FedAvg"])["mean"], abs=0.0051), line
 
 
 def test_the_methods_table_of_the_readme_is_the_leaderboards():
