@@ -8,7 +8,7 @@ import math
 import pytest
 import scipy
 from command_line import call, done, refused
-from leaderboard_entries import entry, saved
+from leaderboard_entries import entry, only, saved
 
 from flnoisebench import published
 from flnoisebench.leaderboard import comparison, rows, rows_of, tables
@@ -343,14 +343,27 @@ def test_the_best_of_a_column_is_looked_for_among_rows_on_the_same_draws():
 
     def best(entries):
         (table,) = tables.tables(rows_of(entries))
-        return [name for name, cells in table.lines if cells[0].best], list(table.notes[1:2])
+        return [name for name, cells in table.lines if cells[0].best], [n for n in table.notes[1:] if "†" not in n]
 
-    assert best(runs)[0] == ["Fedcova"]
+    assert best(runs) == (["Fedcova"], [])
     assert best([*runs, *cell({"rofl": (52.004, 62.004)})])[0] == ["Fedcova", "Rofl"]  # printed alike
-    aside = "not compared for the best, since on other draws than most (draws): "
+    aside = "(.6, .7) not compared for the best, since on other draws (draws): "
     assert best([*runs, *easy]) == (["Fedcova"], [f"{aside}Fedavg-Relabel (7 8)"])
-    assert best(runs[:2])[0] == []  # of one row
+    assert best(runs[:2]) == ([], [])  # of one row
     assert best([*runs[:2], *easy]) == ([], [f"{aside}Fedavg (0 1); Fedavg-Relabel (7 8)"])
+    hard = cell({"fedavg": (20,), "rofl": (30,)}, draws=(2,))  # FedAvg on draws 0 to 2, RoFL on 2 alone
+    on = "(.6, .7) compared on draws 0 1, where: Fedavg 55.00"
+    assert best([*runs, *hard]) == (["Fedcova"], [on, f"{aside}Rofl (2)"])
+    assert best([*runs[:4], *cell({"fedcova": (0,)}, draws=(2,)), *hard[:1]])[0] == ["Fedavg"]  # two rows, on all three
+    ahead = cell({"fedavg": (90, 70, 0)}, draws=(0, 1, 2))  # ahead on what they share, its mean behind
+    assert best([*runs[2:], *ahead])[0] == ["Fedavg"]
+
+
+def test_a_rows_accuracies_by_draw_are_in_its_table(tmp_path):
+    runs = [entry((50.0,), draw=0), entry((60.5,), draw=0, seed=1), entry((70.1234,), draw=2)]
+    (line,) = csv.DictReader((saved(runs, tmp_path) / "digits.csv").open())
+    assert line["accuracy_by_draw"] == "0:55.25 2:70.1234"
+    assert only(runs).by_draw == {0: 55.25, 2: 70.1234}
 
 
 def test_a_doubt_names_its_rows_so_that_names_with_commas_can_be_told_apart(tmp_path):

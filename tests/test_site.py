@@ -130,6 +130,15 @@ def test_rows_that_differ_in_level_and_method_alone_are_one_group_and_no_oracle_
     ]  # fmt: skip
 
 
+def test_a_row_on_more_draws_says_its_mean_on_those_that_it_is_compared_on():
+    runs = [entry((50.0 + 10 * draw,), draw=draw) for draw in (0, 1, 2)]
+    runs += [entry((57.0,), method=method, draw=draw) for method in ("fedcova", "rofl") for draw in (0, 1)]
+    lines, _ = site.grouped(site.as_shown(rows_of(runs)))
+    assert [(line.series, line.accuracy.text, line.best, line.compared) for line in lines] == [
+        ("Fedavg", "60.00", False, "55.00 on draws 0 1"), ("Fedcova", "57.00", True, ""), ("Rofl", "57.00", True, ""),
+    ]  # fmt: skip
+
+
 def test_groups_have_titles_and_series_names_that_say_what_differs():
     common = [entry((60.0,), changes=[f"protocol.batch={batch}"]) for batch in (32, 64)]
     own = [entry((60.0,), track="own", changes=[f"protocol.batch={batch}"]) for batch in (32, 64)]
@@ -255,14 +264,14 @@ def test_numbers_for_people():
     assert [site.size(value) for value in (999.6, 999_499, 999_600)] == ["1 kB", "999 kB", "1 MB"]
     assert [site.count(value) for value in (7, 999_999, 25_000_000)] == ["7", "1 M", "25 M"]
     (row,) = rows_of([entry(seconds=1234.0)])
-    assert site.Line("r0", row, 0, 0, "", False, "").costs[0].text == "1234 s"
+    assert site.Line("r0", row, 0, 0, "", False, "", "").costs[0].text == "1234 s"
 
 
 def test_each_cost_stands_with_its_own_ratio():
     costs = {"seconds": 1.0, "bytes_up": 10, "bytes_down": 100, "images": 1000}
     dear = {name: (i + 2) * value for i, (name, value) in enumerate(costs.items())}
     _, row = rows_of([entry(**costs), entry(method="fedavg-relabel", **dear)])
-    shown = site.Line("r0", row, 0, 0, "", False, "").costs
+    shown = site.Line("r0", row, 0, 0, "", False, "", "").costs
     assert [(one.text, one.beside) for one in shown] == [
         ("2 s", "× 2"), ("30 B", "× 3"), ("400 B", "× 4"), ("10 k", "× 5"),
     ]  # fmt: skip
@@ -271,7 +280,7 @@ def test_each_cost_stands_with_its_own_ratio():
 def test_levels_are_sorted_by_the_share_of_noisy_clients_and_then_by_how_noisy_these_are():
     levels = [(0.4, 0.5), (0.4, 0.9), (0.6, 0.2)]  # the sum of the last two is less
     rows = [only([entry(noise_changes={"rho": rho, "tau": tau})]) for rho, tau in levels]
-    orders = [site.Line("r0", row, 0, 0, "", False, "").level_order for row in rows]
+    orders = [site.Line("r0", row, 0, 0, "", False, "", "").level_order for row in rows]
     assert orders == sorted(orders)
 
 

@@ -21,7 +21,7 @@ import scipy  # scipy.stats comes with its first use: .9 s of every command's st
 from flnoisebench import registry
 from flnoisebench.leaderboard import naming
 from flnoisebench.leaderboard.entries import Entry
-from flnoisebench.leaderboard.rows import FLAGS, REFERENCE, Row, by_cell
+from flnoisebench.leaderboard.rows import FLAGS, REFERENCE, Row, by_cell, by_draw
 from flnoisebench.records import LAST_ROUNDS
 
 CELLS = 6  # fewest for mean ranks: below, Friedman's chi-squared and Nemenyi's distance are no approximations
@@ -67,17 +67,6 @@ class Difference:
     p: float | None
     doubts: tuple[str, ...]
     p_holm: float | None = None
-
-
-def by_draw(entries: Iterable[Entry]) -> dict[int, float]:
-    """The headline accuracy by draw, averaged over the seeds of a draw, since these are no further draws; by seed where
-    nothing in the scenario is drawn."""
-    found: dict[int, list[float]] = defaultdict(list)
-    for entry in entries:
-        mean = entry.accuracy.last5_mean
-        if entry.status == "complete" and mean is not None:
-            found[entry.settings.repetition].append(mean)
-    return {draw: statistics.fmean(values) for draw, values in sorted(found.items())}
 
 
 def paired(a: Mapping[int, float], b: Mapping[int, float], level: float = 0.95) -> dict[str, Any]:

@@ -81,6 +81,9 @@ class Row(Config):
     draws: str = Field(..., why="of the complete runs; their seeds where nothing in the scenario is drawn")
     seeds: str = Field(..., why="of the runs, of the complete ones")
     accuracy_mean: float | None = Field(..., unit="%", why="the number that tables show")
+    accuracy_by_draw: str = Field(
+        ..., unit="%", why="draw:value, over its seeds; by seed where nothing is drawn: what pairs rows on other draws"
+    )
     accuracy_std_seeds: float | None = Field(
         ..., unit="%", why="sample standard deviation over draws and seeds; empty for one run"
     )
@@ -148,6 +151,11 @@ class Row(Config):
     partition_digests: str = Field(..., why="who holds what, by draw")
     labels_digests: str = Field(..., why="the given labels, by draw")
     run_digests: str = Field(..., why="states, uploads and predictions, by draw and seed")
+
+    @property
+    def by_draw(self) -> dict[int, float]:
+        """``accuracy_by_draw`` as numbers."""
+        return {int(draw): float(value) for draw, value in (one.split(":") for one in self.accuracy_by_draw.split())}
 
     @property
     def doubts(self) -> tuple[str, ...]:
@@ -232,6 +240,17 @@ def by_cell(entries: Iterable[Entry]) -> dict[tuple[str, ...], list[Entry]]:
     return dict(found)
 
 
+def by_draw(entries: Iterable[Entry]) -> dict[int, float]:
+    """The headline accuracy by draw, averaged over the seeds of a draw, since these are no further draws; by seed where
+    nothing in the scenario is drawn."""
+    found: dict[int, list[float]] = defaultdict(list)
+    for entry in entries:
+        mean = entry.accuracy.last5_mean
+        if entry.status == "complete" and mean is not None:
+            found[entry.settings.repetition].append(mean)
+    return {draw: statistics.fmean(values) for draw, values in sorted(found.items())}
+
+
 def rows_of(entries: Iterable[Entry]) -> list[Row]:
     """The rows of these entries, sorted.  Raises UnknownName for a data set that is not installed: its rows could not
     be held against its protocol."""
@@ -299,6 +318,7 @@ def _row(cell: Sequence[Entry], reference: Mapping[tuple[Any, ...], list[Entry]]
         draws=_joined((entry.settings.repetition for entry in done), " "),
         seeds=_joined((entry.settings.seed for entry in done), " "),
         accuracy_mean=mean(means),
+        accuracy_by_draw=" ".join(f"{draw}:{round(value, 4)}" for draw, value in by_draw(done).items()),
         accuracy_std_seeds=round(statistics.stdev(means), 4) if len(means) > 1 else None,
         accuracy_std_rounds=mean(accuracy.last5_std for accuracy in accuracies),
         accuracy_last10=mean(accuracy.last10_mean for accuracy in accuracies),

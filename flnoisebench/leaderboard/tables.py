@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,11 +20,12 @@ DOUBT = "†"
 
 @dataclass(frozen=True)
 class Cell:
-    """A method in a scenario.  row: None where there is none.  best: the highest mean of the column's rows on the same
-    draws (``_same_draws``), oracles apart, where there are two or more."""
+    """A method in a scenario.  row: None where there is none.  best: the highest mean of the column's rows on the draws
+    that most of them share (``_compared``), oracles apart.  compared: that mean and the draws, of a row on more."""
 
     row: Row | None
     best: bool = False
+    compared: str = ""
     printed: tuple[Published, ...] = ()
 
 
@@ -68,10 +70,20 @@ def _table(rows: Sequence[Row], title: str, with_published: bool) -> Table:
     found: dict[str, dict[tuple[float, float, str], Row]] = defaultdict(dict)
     for row in rows:
         found[names[row]][_level(row)] = row
-    contenders = {level: _same_draws([r for r in rows if _level(r) == level and _counts(r)]) for level in levels}
-    # a row alone is the best of nothing
-    best = {level: max(map(_rounded, same)) if len(same) > 1 else None for level, same in contenders.items()}
-    elsewhere = [row for row in rows if _counts(row) and row not in contenders[_level(row)]]
+    labels = _labels(rows, levels)
+    best: set[Row] = set()
+    compared: dict[Row, str] = {}
+    uneven: list[str] = []
+    for label, level in zip(labels, levels, strict=True):
+        column = [row for row in rows if _level(row) == level and _counts(row)]
+        draws, means = _compared(column)
+        best |= {row for row, mean in means.items() if mean == max(means.values())}
+        some = f"on draws {' '.join(map(str, sorted(draws)))}"
+        compared |= {row: f"{mean:.2f} {some}" for row, mean in means.items() if {*row.by_draw} != draws}
+        if more := [f"{names[row]} {mean:.2f}" for row, mean in means.items() if row in compared]:
+            uneven.append(f"{label} compared {some}, where: {'; '.join(more)}")
+        if apart := [f"{names[row]} ({row.draws})" for row in column if row not in means and len(column) > 1]:
+            uneven.append(f"{label} not compared for the best, since on other draws (draws): {'; '.join(apart)}")
 
     def cell(row: Row | None, level: tuple[float, float, str]) -> Cell:
         if row is None:
@@ -81,7 +93,7 @@ def _table(rows: Sequence[Row], title: str, with_published: bool) -> Table:
         plain = row.preset == default_preset(row.method) and not row.changed and not row.oracle
         if with_published and plain and row.evaluate_on == "test":
             printed = published.beside(row.dataset, row.noise, row.rho, row.tau, row.clients, row.partition, row.method)
-        return Cell(row, row in contenders[level] and _rounded(row) == best[level], tuple(printed))
+        return Cell(row, row in best, compared.get(row, ""), tuple(printed))
 
     def order(name: str) -> tuple[bool, bool, str]:
         one = next(iter(found[name].values()))
@@ -90,12 +102,15 @@ def _table(rows: Sequence[Row], title: str, with_published: bool) -> Table:
     lines = tuple(
         (name, tuple(cell(found[name].get(level), level) for level in levels)) for name in sorted(found, key=order)
     )
+    return Table(title, labels, lines, tuple(_notes(rows, names, lines, uneven)))
+
+
+def _labels(rows: Sequence[Row], levels: Sequence[tuple[float, float, str]]) -> tuple[str, ...]:
     reads_rho = {_level(row) for row in rows if row.rho is not None}
-    labels = tuple(
+    return tuple(
         f"({_short(rho)}, {_short(tau)})" if (rho, tau, slug) in reads_rho and tau else slug
         for rho, tau, slug in levels
     )
-    return Table(title, labels, lines, tuple(_notes(rows, names, lines, elsewhere)))
 
 
 def _counts(row: Row) -> bool:
@@ -103,33 +118,39 @@ def _counts(row: Row) -> bool:
     return row.accuracy_mean is not None and not row.oracle
 
 
-def _same_draws(rows: Sequence[Row]) -> list[Row]:
-    """The rows on the draws that most of them are on, since one draw can be fifteen points harder than the next; none
-    where two sets of draws have as many."""
-    by_draws: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        by_draws[row.draws].append(row)
-    first, *others = sorted(by_draws.values(), key=len, reverse=True) or [[]]
-    return [] if others and len(others[0]) == len(first) else first
+def _compared(rows: Sequence[Row]) -> tuple[frozenset[int], dict[Row, float]]:
+    """The draws that rows are compared on, and the means over these, as printed, of those that are on all of them.
 
-
-def _rounded(row: Row) -> float:
-    return round(row.accuracy_mean or 0.0, 2)
+    One draw can be fifteen points harder than the next.  Of the sets of draws that rows are on it is the one on which
+    the most runs of two rows or more can be compared; where no two rows share one, nothing is: a row alone is the best
+    of nothing.
+    """
+    found = {}
+    for draws in {frozenset(row.by_draw) for row in rows}:
+        on = {
+            row: round(statistics.fmean(row.by_draw[draw] for draw in draws), 2)
+            for row in rows
+            if draws <= {*row.by_draw}
+        }
+        if len(on) > 1:
+            found[draws] = on
+    if not found:
+        return frozenset(), {}
+    draws = max(found, key=lambda draws: (len(draws) * len(found[draws]), len(draws), sorted(draws)))
+    return draws, found[draws]
 
 
 def _notes(
     rows: Sequence[Row],
     names: dict[Row, str],
     lines: Sequence[tuple[str, tuple[Cell, ...]]],
-    elsewhere: Sequence[Row],
+    uneven: Sequence[str],
 ) -> list[str]:
     notes = [
         "accuracy in %, mean of the last five rounds ± standard deviation over n draws and seeds (n); "
-        "bold: the highest mean on the same draws, which chance may have put there"
+        "bold: the highest mean on the same draws, which chance may have put there",
+        *uneven,
     ]
-    if elsewhere:
-        said = dict.fromkeys(f"{names[row]} ({row.draws})" for row in elsewhere)
-        notes.append(f"not compared for the best, since on other draws than most (draws): {'; '.join(said)}")
     printed = {one for _, cells in lines for cell in cells for one in cell.printed}
     for source in sorted({one.source for one in printed}):
         rounds = sorted({one.rounds for one in printed if one.source == source and one.rounds})

@@ -51,8 +51,8 @@ class Number(NamedTuple):
 @dataclass(frozen=True)
 class Line:
     """A row with its place in the figures: its group (rows that differ in noise level and method alone), the index of
-    its level there, the series that it belongs to across groups, whether it is the best of its level, and its budget
-    in words."""
+    its level there, the series that it belongs to across groups, whether it is the best of its level and on which draws
+    it was compared where it has more (as ``tables.Cell``), and its budget in words."""
 
     id: str
     row: Row
@@ -60,6 +60,7 @@ class Line:
     level: int
     series: str
     best: bool
+    compared: str
     budget: str
 
     @property
@@ -176,7 +177,9 @@ def grouped(rows: Sequence[Row]) -> tuple[list[Line], list[Group]]:
             for level, cell in enumerate(cells):
                 if cell.row is not None:
                     dataset, key = cell.row.dataset, ids[cell.row]
-                    lines[key] = Line(key, cell.row, len(groups), level, series, cell.best, budgets[cell.row])
+                    lines[key] = Line(
+                        key, cell.row, len(groups), level, series, cell.best, cell.compared, budgets[cell.row]
+                    )
         groups.append(Group(table.title, dataset, table.levels))
     return [lines[key] for key in ids.values()], groups
 
