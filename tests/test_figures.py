@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from command_line import done, refused, rows
+from command_line import call, done, refused, rows
 
 from flnoisebench import records, registry
 from flnoisebench.report import figures, tolerance
@@ -390,7 +390,11 @@ def test_what_cannot_be_drawn_is_said(out, runs, tmp_path):
 
 def test_plot_writes_the_file_and_names_it(out, tmp_path):
     path = tmp_path / "new" / "curves.png"
-    assert rows(done("plot", "curves", out, "--out", path)) == {"figure": str(path)}
+    run = call("plot", "curves", out, "--out", path)
+    assert rows(run.stdout) == {"figure": str(path)}
+    assert "not all on the same draws, so compare with care: fedavg (0 1); fedcova, alpha=2.0 (0);" in run.stderr
+    assert "same draws" not in call("plot", "noise", out, "--out", path).stderr  # which averages over none
+    assert "same draws" not in call("plot", "curves", *out.rglob("draw0-seed0"), "--out", path).stderr
     assert path.read_bytes().startswith(b"\x89PNG")
     assert set(rows(done("plot", "list"))) == set(figures.KINDS)
 

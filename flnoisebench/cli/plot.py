@@ -38,6 +38,10 @@ def plot(
         return
     path = out or Path(f"{kind}.svg")
     figures.check_format(path)
-    figure = figures.draw(kind, figures.load(runs or ()), over)
+    found = figures.load(runs or ())
+    figure = figures.draw(kind, found, over)
     figures.save(figure, path)
+    if figures.KINDS[kind].averages:
+        for panel in figures.on_other_draws(found):
+            console.warn(panel)
     line("figure", str(path))

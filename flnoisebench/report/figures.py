@@ -271,6 +271,21 @@ def _series(runs: Iterable[Run], value: Callable[[RoundRecord | Point], float | 
     return x, mean, deviation
 
 
+def on_other_draws(runs: Iterable[Run]) -> list[str]:
+    """Of each panel whose lines are means over different draws, what its caption must say: one draw can be fifteen
+    points harder than the next."""
+    found = []
+    for panel, inside in _grouped(runs, lambda run: run.panel).items():
+        draws = {
+            label: " ".join(map(str, sorted({run.settings.repetition for run in line})))
+            for label, line in _grouped(inside, lambda run: run.label).items()
+        }
+        if len(set(draws.values())) > 1:
+            said = "; ".join(f"{label} ({which})" for label, which in draws.items())
+            found.append(f"{panel}: not all on the same draws, so compare with care: {said}")
+    return found
+
+
 def _curve(
     axes: Any, runs: Sequence[Run], value: Callable[[RoundRecord | Point], float | None], label: str, look: Any
 ) -> bool:
@@ -598,12 +613,14 @@ def toy_projections() -> Any:
 
 
 class Kind(NamedTuple):
-    """A figure by name.  of_runs: whether it is drawn of runs; over: whether it needs a setting's name."""
+    """A figure by name.  of_runs: whether it is drawn of runs; over: whether it needs a setting's name; averages:
+    whether it shows means over draws."""
 
     draw: Callable[..., Any]
     about: str
     of_runs: bool = True
     over: bool = False
+    averages: bool = True
 
 
 KINDS: dict[str, Kind] = {
@@ -614,7 +631,7 @@ KINDS: dict[str, Kind] = {
     "clients": Kind(clients, "wrong labels of each client before and after"),
     "sensitivity": Kind(sensitivity, "accuracy over a setting (--over alpha)", over=True),
     "costs": Kind(costs, "bytes, time, images and memory by method"),
-    "noise": Kind(noise_of_runs, "right and wrong labels of each client, a panel a scenario"),
+    "noise": Kind(noise_of_runs, "right and wrong labels of each client, a panel a scenario", averages=False),
     "toy-densities": Kind(toy_densities, "the toy example of the error tolerance: densities", of_runs=False),
     "toy-projections": Kind(toy_projections, "the toy example: samples and projections", of_runs=False),
 }
