@@ -668,6 +668,12 @@ def test_the_legend_takes_a_method_out_of_all_figures(browser, url):
     assert browser.js("return document.activeElement.value") == "FedCova"  # the keyboard stays where it is
     browser.click("#legend input[value=FedCova]")
     browser.wait(f"{count} === 3")
+    said = browser.find("#figures-status").text
+    assert said == f"Not all on the same draws, so compare with care: FedCova (0 1 2); {HOSTILE} (0); Fedavg (0 1 2)."
+    browser.js(
+        "[...document.querySelectorAll('#legend input')].find((one) => one.value === arguments[0]).click()", HOSTILE
+    )
+    browser.wait("document.getElementById('figures-status').textContent === ''")
 
 
 @needs_browser

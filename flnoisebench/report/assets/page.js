@@ -203,10 +203,17 @@ const flnoisebench = (() => {
     legend(drawn);
     const shown = drawn.filter((row) => !hidden.has(row.series) && row.accuracy_mean !== null);
     const here = shown.filter((row) => String(row.level) === choices.elements.level.value);
-    status.textContent = shown.length ? "" : "No row with a result is left to be drawn.";
+    status.textContent = shown.length ? onOtherDraws(here) : "No row with a result is left to be drawn.";
     drawCost(here);
     drawRobustness(shown);
     drawLearning(here);
+  }
+
+  /** What to know of rows that are means over different draws, of which one can be far harder than the next. */
+  function onOtherDraws(rows) {
+    if (new Set(rows.map((row) => row.draws)).size < 2) return "";
+    const said = rows.map((row) => `${row.series} (${row.draws})`).join("; ");
+    return `Not all on the same draws, so compare with care: ${said}.`;
   }
 
   function legend(rows) {
