@@ -422,6 +422,10 @@ class Browser:
 
         Select(self.find(f"#{form} [name={name}]")).select_by_visible_text(value)
 
+    def offered(self, form, name):
+        return self.js("return [...document.querySelector(arguments[0]).options].map((one) => one.text)",
+                       f"#{form} [name={name}]")  # fmt: skip
+
     def column(self, number):
         """The texts of a column of the table's visible rows, from the top; their small parts apart."""
         code = """return [...document.querySelectorAll("#table > tbody > tr[id]")].map((tr) => {
@@ -564,6 +568,8 @@ def test_filters_leave_the_rows_that_they_name_and_are_kept_in_the_address(brows
     browser.choose("filters", "dataset", "digits")
     assert left() == wanted(lambda row: row.dataset == "digits")
     browser.choose("filters", "level", "ρ\u00a00.4, τ\u00a00.7")
+    assert browser.offered("choices", "level") == ["(.4, .7)"]  # and what is left of it is drawn
+    browser.wait("[...document.querySelectorAll('figure .plot')].every((plot) => plot.querySelector('svg'))")
     assert left() == wanted(lambda row: row.dataset == "digits" and row.tau == 0.7 and row.rho == 0.4)
     browser.click("#filters [name=oracles]")
     expected = wanted(lambda row: row.dataset == "digits" and row.tau == 0.7 and row.rho == 0.4 and not row.oracle)
@@ -574,6 +580,7 @@ def test_filters_leave_the_rows_that_they_name_and_are_kept_in_the_address(brows
     address = browser.driver.current_url
     browser.open(address).wait(DRAWN)
     assert browser.column(0) == ["FedCova"]
+    assert not browser.find("#filters [name=oracles]").is_selected()
     browser.click("#filters button[type=reset]")
     browser.wait(f"document.getElementById('count').textContent === '{len(stated)} of {len(stated)} rows'")
     assert "#" not in browser.driver.current_url

@@ -172,10 +172,12 @@ const flnoisebench = (() => {
     return d3.greatest(groups, (a, b) => rows(a) - rows(b) || b - a);
   }
 
+  /** Those of the group's levels that the filters leave a row of. */
   function offerLevels() {
     const group = choices.elements.group.value;
-    const { levels } = group === "" ? { levels: [] } : index.groups[group];
-    offer(choices.elements.level, levels.map((_, i) => i), levels);
+    const here = new Set(left().filter((tr) => tr.dataset.group === group).map((tr) => Number(tr.dataset.place)));
+    const places = [...here].sort((a, b) => a - b);
+    offer(choices.elements.level, places, places.map((place) => index.groups[group].levels[place]));
   }
 
   let drawing = 0;
