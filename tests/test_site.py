@@ -236,6 +236,18 @@ def test_a_card_says_the_conditions_and_what_the_method_is_told(built):
         assert text.count(f'id="{method}"') == 1
 
 
+def test_two_cards_of_a_method_say_why_there_are_two(tmp_path):
+    """Where its runs recorded two things; newcomers took it for a mistake."""
+    runs = [entry(draw=draw, card={"conditions": said}) for draw, said in enumerate((["public images"], []))]
+    text = site.files(saved([*runs, entry(method="fedcova")], tmp_path))["index.html"].decode()
+    fedavg, fedcova = (
+        text.partition(f'<div id="method-{name}">')[2].partition("<div ")[0] for name in ("fedavg", "fedcova")
+    )
+    assert fedavg.count("<article") == 2
+    assert "2 cards: its runs recorded different things" in fedavg
+    assert "cards: " not in fedcova.partition("</article>")[0]
+
+
 def test_text_from_results_is_text_and_no_markup(built):
     assert "<script>document" not in page(built)
     assert "&lt;script&gt;document.title=&#39;taken&#39;&lt;/script&gt; &amp; &#34;Friends&#34;" in page(built)
@@ -706,7 +718,7 @@ def test_another_data_set_is_loaded_when_its_figures_are_asked_for(browser, url)
 
 
 @needs_browser
-@pytest.mark.parametrize("width", [320, 375, 768])
+@pytest.mark.parametrize("width", [320, 375, 768, 800, 990])
 def test_a_narrow_screen_needs_no_sideways_scrolling(browser, url, width):
     browser.open(url, width=width, height=800).wait(DRAWN)
     browser.click("#r0 .more")
@@ -718,8 +730,9 @@ def test_a_narrow_screen_needs_no_sideways_scrolling(browser, url, width):
         node.getClientRects().length && node.getBoundingClientRect().right > innerWidth + 1 &&
         !node.closest("svg")).map((node) => node.outerHTML.slice(0, 80))"""
     assert browser.js(wide) == []
-    if width < 768:  # what matters is there without scrolling the table either
-        assert browser.find("#r1 .accuracy").rect["x"] + browser.find("#r1 .accuracy").rect["width"] <= width
+    place = browser.find("#r1 .accuracy").rect  # what matters is there without scrolling the table either
+    assert place["x"] + place["width"] <= width
+    assert browser.find("#r1").text.count("digits") == 1  # wherever it stands
 
 
 @needs_browser
