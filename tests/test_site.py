@@ -195,10 +195,44 @@ def test_every_row_is_in_the_page_and_with_all_its_columns_in_its_data_set_s_fil
         assert [one["values"] for one in said] == stated
 
 
+def cells(tr):
+    """The texts of a row's cells, without their tags."""
+    found = re.findall(r"<t[hd].*?</t[hd]>", tr, re.DOTALL)
+    return [" ".join(html.unescape(re.sub(r"<[^>]+>", " ", cell)).split()) for cell in found]
+
+
+def test_a_rows_cells_by_hand(built):
+    """FedCova at (.4, .7): 60 and 80, 81, 82 in the two rounds of three draws, and a fourth that failed."""
+    (tr,) = [
+        one
+        for one in page(built).split("<tr ")[1:]
+        if ">FedCova</a>" in one and 'data-level="ρ\u00a00.4, τ\u00a00.7"' in one
+    ]
+    assert cells(tr.split("</tr>")[0])[4:] == [
+        "30.0", "common 2 rounds", "70.50 ± 0.50", "3 1 failed", "4 s × 4", "9 kB × 9", "1 kB × 1", "200 × 1",
+        "class second moments; label counts", "the mean noise rate over all clients",
+    ]  # fmt: skip
+
+
+def test_rows_on_other_images_and_of_another_track_are_marked_and_have_filters(tmp_path):
+    runs = [entry((60.0,)), entry((70.0,), evaluate_on="test-a", track="own")]
+    text = site.files(saved(runs, tmp_path))["index.html"].decode()
+    plain, other = (text.partition(f'<tr id="r{i}"')[2].split("</tr>")[0] for i in range(2))
+    assert ">on test-a</span>" in other
+    assert "test-a" not in plain.partition(">")[2]
+    assert "own, 1 rounds" in cells(other)[3]  # where a narrow screen has no further columns
+    assert "common" not in cells(plain)[3]
+    for name, values in (("evaluate_on", ["test", "test-a"]), ("track", ["common", "own"])):
+        offered = text.partition(f'<select name="{name}">')[2].partition("</select>")[0]
+        assert re.findall("<option>(.*)</option>", offered) == values
+
+
 def test_marks_stand_at_the_rows_that_they_belong_to(built):
     text = page(built)
+    lines, _ = site.grouped(site.as_shown(rows_of(entries())))
     for i, row in enumerate(site.as_shown(rows_of(entries()))):
         tr = text[text.index(f'<tr id="r{i}"') :].split("</tr>")[0]
+        assert ("<strong" in tr) == lines[i].best
         assert ('class="badge oracle"' in tr) == bool(row.oracle)
         assert (">n = 1<" in tr) == (row.n == 1)
         assert [flag for flag in FLAGS if f">{flag}</span>" in tr] == list(row.doubts)
@@ -317,7 +351,7 @@ def test_the_same_leaderboard_gives_the_same_bytes_and_a_second_build_writes_not
 
 def test_a_build_over_an_older_one_drops_its_data_and_keeps_what_others_put_there(leaderboards, tmp_path):
     out = tmp_path / "site"
-    site.write(leaderboards, out)
+    assert site.write(leaderboards, out).written[-1] == "index.html"  # which asks for the others
     (out / "CNAME").write_text("bench.example")
     (out / "data" / "own.js").write_text("// mine")
     fewer = saved([one for one in entries() if one.settings.scenario.dataset == "digits"], tmp_path / "fewer")
@@ -381,6 +415,14 @@ def test_nothing_in_the_page_refers_to_another_place_but_the_papers_links(built)
     assert not re.search(
         r"url\(|@import|//", re.sub(r"/\*.*?\*/", "", (built / "assets/page.css").read_text(), flags=re.S)
     )
+
+
+def test_a_file_that_changes_has_another_address_so_that_no_browser_keeps_an_old_one_beside_it(built):
+    said = dict(re.findall(r'"((?:assets|data)/[^"?]+)\?(\w{8,})"', page(built)))
+    files = {path.relative_to(built).as_posix() for kind in ("js", "css") for path in built.rglob(f"*.{kind}")}
+    assert set(said) == files
+    for name, digest in said.items():
+        assert hashlib.sha256((built / name).read_bytes()).hexdigest().startswith(digest), name
 
 
 # ------------------------------------------------------------------------------------------------ in a browser
@@ -596,6 +638,8 @@ def test_filters_leave_the_rows_that_they_name_and_are_kept_in_the_address(brows
     browser.click("#filters button[type=reset]")
     browser.wait(f"document.getElementById('count').textContent === '{len(stated)} of {len(stated)} rows'")
     assert "#" not in browser.driver.current_url
+    assert browser.open(url + "#reading").wait(DRAWN)
+    assert browser.driver.current_url.endswith("#reading")  # what is no filter stays
     browser.click("#filters [name=doubted]")
     assert left() == wanted(lambda row: not row.flags)
 
@@ -606,6 +650,9 @@ def test_filters_that_leave_nothing_say_so(browser, url):
     assert "No row is left" in browser.find("#table").text
     assert browser.find("#figures-status").text == "No row is left to be drawn."
     assert browser.js("return document.querySelectorAll('figure svg').length") == 0
+    browser.open(url + "#?search=broken").wait("document.getElementById('count').textContent.startsWith('2 of')")
+    browser.wait("document.getElementById('figures-status').textContent")
+    assert browser.find("#figures-status").text == "No row with a result is left to be drawn."
 
 
 @needs_browser
@@ -619,7 +666,9 @@ def test_a_rows_details_are_all_its_columns(browser, url):
     assert browser.find(button).get_attribute("aria-expanded") == "true"
     names = browser.js("return [...document.querySelectorAll('.facts dt')].map((node) => node.textContent)")
     assert names == [name for name, value in row.model_dump().items() if value not in (None, "")]
-    assert row.run_digests in browser.find(".facts").text
+    text = browser.find(".facts").text
+    assert row.run_digests in text
+    assert "accuracy_mean\n99 %\nthe number that tables show\n" in text
     browser.click(button)
     assert browser.js("return document.querySelector('.facts')") is None
 
@@ -648,6 +697,13 @@ def test_the_figures_show_the_rows_with_single_runs_open_and_oracles_dashed(brow
     assert browser.js(count, "#robustness [aria-description='one run'] path") == 3
     assert browser.js(count, "#robustness [aria-label=rule] line") == 4  # a bar where there is a deviation
     assert browser.js(count, "#robustness [aria-description=methods] path") == 3
+    middles = """return [...document.querySelectorAll("#robustness [aria-label=rule] line")].map((line) =>
+        (Number(line.getAttribute("y1")) + Number(line.getAttribute("y2"))) / 2)"""
+    places = """const marks = document.querySelectorAll("#robustness [aria-description='several runs'] path");
+        return [...marks].map((path) => Number(path.getAttribute("transform").split(",")[1].slice(0, -1)))"""
+    assert sorted(browser.js(middles)) == pytest.approx(sorted(browser.js(places)), abs=1)  # as far up as down
+    browser.click("#robustness summary")
+    assert "FedCova (.4, .5) 20.0 73.00 ± 0.50 n = 3" in browser.find("#robustness table").text
     browser.choose("choices", "level", "(.4, .7)")
     browser.wait("document.querySelector('#learning [aria-description=oracles] path') !== null")
     assert browser.js(count, "#learning [aria-description=methods] path") == 3
@@ -671,10 +727,53 @@ def test_the_costs_of_another_machine_are_not_drawn_beside_these(browser, url):
     browser.wait(f"{points} === 3")
     assert not browser.find("#machine").is_displayed()
     assert browser.find("#elsewhere").text == ""
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    ("cost", "fedavg", "fedcova"),
+    [
+        ("seconds of a run", "2", "8"),  # two rounds of 1 s and of 4 s
+        ("bytes of a run, up and down", "2k", "10k"),  # 1000 and 9000 up, 1000 down
+        ("images trained in a run", "200", "200"),  # two rounds of 100
+    ],
+)
+def test_the_costs_are_those_of_a_whole_run(browser, url, cost, fedavg, fedcova):
+    browser.open(url).wait(DRAWN)
+    browser.choose("choices", "cost", cost)
+    browser.wait("document.querySelectorAll('#cost thead th')[1]?.textContent === arguments[0]", cost)
     browser.click("#cost summary")
     text = browser.find("#cost table").text
-    assert "FedCova 10k 73.00 ± 0.50 n = 3" in text  # 9000 up and 1000 down
-    assert "Fedavg 2k 60.50 ± 0.50 n = 3" in text
+    assert f"FedCova {fedcova} 73.00 ± 0.50 n = 3" in text
+    assert f"Fedavg {fedavg} 60.50 ± 0.50 n = 3" in text
+
+
+@needs_browser
+def test_the_curves_are_of_what_is_chosen_over_what_is_chosen_and_end_in_the_last_round(browser, url):
+    browser.open(url).wait(DRAWN)
+    heads = "[...document.querySelectorAll('#learning thead th')].map((one) => one.textContent).join()"
+    bands = "return document.querySelectorAll('#learning [aria-label=area] path').length"
+    browser.click("#learning summary")
+    assert "FedCova 2 2 86.00 n = 3" in browser.find("#learning table").text
+    assert browser.js(bands) > 0
+    browser.choose("choices", "over", "seconds")
+    browser.wait(f"{heads} === 'method,last round,seconds,accuracy, %,marks'")
+    assert "FedCova 2 8 86.00 n = 3" in browser.find("#learning table").text
+    browser.choose("choices", "over", "images trained")
+    browser.choose("choices", "of", "wrong labels")
+    browser.wait(f"{heads} === 'method,last round,images trained,wrong labels trained on, %,marks'")
+    assert "FedCova 2 200 20.00 n = 3" in browser.find("#learning table").text
+    assert browser.js(bands) == 0  # the accuracy's deviation is none of theirs
+
+
+@needs_browser
+def test_another_scenario_offers_its_own_levels(browser, url):
+    browser.open(url).wait(DRAWN)
+    assert browser.offered("choices", "level") == ["(.4, .5)", "(.4, .7)"]
+    (asymmetric,) = [title for title in browser.offered("choices", "group") if "fedcova-asym" in title]
+    browser.choose("choices", "group", asymmetric)
+    assert browser.offered("choices", "level") == ["(.6, .7)"]
+    browser.wait("document.querySelectorAll('#cost [aria-label=dot] path').length === 1")
 
 
 @needs_browser
@@ -685,6 +784,11 @@ def test_the_legend_takes_a_method_out_of_all_figures(browser, url):
     browser.click("#legend input[value=FedCova]")
     browser.wait(f"{count} === 2")
     assert browser.js("return document.activeElement.value") == "FedCova"  # the keyboard stays where it is
+    browser.choose("filters", "dataset", "cifar10")  # whose legend has no such method
+    browser.wait("document.querySelectorAll('#legend input').length === 1")
+    browser.choose("filters", "dataset", "digits")
+    browser.wait(f"{count} === 2")
+    assert not browser.find("#legend input[value=FedCova]").is_selected()
     browser.click("#legend input[value=FedCova]")
     browser.wait(f"{count} === 3")
     said = browser.find("#figures-status").text
@@ -697,14 +801,14 @@ def test_the_legend_takes_a_method_out_of_all_figures(browser, url):
 
 @needs_browser
 def test_draws_of_one_level_that_are_hardly_noisier_are_drawn_beside_each_other(chromium, tmp_path):
-    runs = [run((60.0,), wrong=34.91), run((70.0,), method="fedcova", wrong=34.99)]
+    runs = [run((60.0,), wrong=34.91), *(run((70.0,), method="fedcova", wrong=34.99, draw=draw) for draw in (0, 1))]
     site.write(saved(runs, tmp_path / "leaderboards"), tmp_path / "site")
     page = Browser(chromium).open((tmp_path / "site" / "index.html").as_uri())
     page.wait(DRAWN)
     left = page.js("""return [...document.querySelectorAll("#robustness [aria-label=dot] path")].map((path) =>
         path.getBoundingClientRect().left)""")
     width = page.find("#robustness svg").rect["width"]
-    assert len(left) == 2
+    assert len(left) == 2  # a row of two runs has its mark as well
     assert abs(left[0] - left[1]) < 0.1 * width
 
 
@@ -841,20 +945,30 @@ def test_a_file_of_data_that_is_missing_is_said(chromium, built, tmp_path):
     (tmp_path / "site" / "data" / "digits.js").unlink()
     browser = Browser(chromium).open((tmp_path / "site" / "index.html").as_uri())
     assert "cannot be loaded" in browser.wait("document.getElementById('figures-status').textContent")
+    browser.click("#r0 .more")
+    assert "cannot be loaded" in browser.wait("document.querySelector('#table [role=alert]')?.textContent")
+    shutil.copy(built / "data" / "digits.js", tmp_path / "site" / "data")  # and is there when it is asked for again
+    for _ in range(2):
+        browser.click("#r0 .more")
+    browser.wait("document.querySelector('.facts') !== null")
     assert len(browser.column(0)) == len(site.as_shown(rows_of(entries())))
 
 
 @needs_browser
 def test_many_rows_come_in_pages_and_are_filtered_as_a_whole(chromium, tmp_path):
     many = [
-        run((float(i % 97),), draw=0, noise_changes={"rho": round(0.005 * (i + 1), 3), "tau": 0.5}) for i in range(120)
-    ]
+        run((float(i % 97),), draw=0, noise_changes={"rho": round(0.005 * (i + 1), 3), "tau": 0.5},
+            card={"title": f"Method {i % 20}"}) for i in range(120)
+    ]  # fmt: skip
     site.write(saved(many, tmp_path / "boards"), tmp_path / "site")
     browser = Browser(chromium).open((tmp_path / "site" / "index.html").as_uri())
     browser.wait(DRAWN)
     assert len(browser.column(0)) == 50
     assert browser.find("#count").text == "120 of 120 rows"
     assert browser.js("return document.querySelectorAll('#robustness [aria-label=dot] path').length") == 120
+    marks = """return [...document.querySelectorAll("#legend svg")].map((svg) =>
+        svg.style.color + svg.lastElementChild.getAttribute("d"))"""
+    assert len(set(browser.js(marks))) == len(browser.js(marks)) == 20  # no two methods look the same
     browser.click(f"#table thead th:nth-child({ACCURACY + 1})")
     browser.wait("document.querySelector('#table thead [aria-sort=descending]') !== null")
     assert browser.column(ACCURACY)[0] == "96.00"
