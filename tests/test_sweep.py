@@ -320,10 +320,18 @@ def test_a_sweep_with_a_failed_run_ends_with_exit_code_1_and_says_which(local):
     assert "no luck today" in said["runs"][3]["failure"]
 
 
-def test_retry_takes_up_what_failed(local):
-    words = {"out": local.out, "data_root": local.folder, "place": sweep.Local(workers=1), "retry": True}
-    (again,) = sweep.Sweep(local.runs[3:], **words).carry_out()
-    assert (again.status, again.already) == ("failed", False)  # it has been tried, and fails as before
+def test_retry_takes_up_what_failed_and_each_change_is_a_line(local):
+    words = ("sweep", local.folder / "grid.toml", "--out", local.out, "--device", "cpu", "--workers", "1")
+    result = call(*words, "--retry")
+    assert result.exit_code == 1
+    label = str(local.folders[3].relative_to(local.out))
+    began, failed, runs, again, following = (line.split("\t") for line in result.stdout.splitlines())
+    assert began == ["running", label, f"on {socket.gethostname()}"]
+    assert failed == again
+    assert failed[:2] == ["failed", label]  # it has been tried, and fails as before
+    assert "no luck today" in failed[2]
+    assert runs == ["runs", "3 complete, 1 failed; 3 of them were before"]
+    assert "--retry goes on with what failed" in following[1]
 
 
 def test_the_live_view_fits_a_terminal_of_80_columns(local):
@@ -467,8 +475,10 @@ def test_a_worker_that_sees_all_is_fit_and_leaves_nothing_behind(probe):
     assert sweep.probe_of([], Path(probe["out"]), Path(probe["data_root"]), "cpu")["mark"] == probe["mark"]
 
 
-def test_what_a_worker_lacks_is_said(probe, tmp_path):
-    assert "start it with --nthreads 1" in lacks(probe, threads=4)[0]
+def test_what_a_worker_lacks_is_said(probe, tmp_path, monkeypatch):
+    assert "start it with --nthreads 1" in lacks(probe, threads=2)[0]
+    monkeypatch.setattr(sweep.torch.cuda, "is_available", lambda: False)
+    assert lacks(probe, device="cuda") == ["torch finds no GPU"]
     assert "and 99.0 on" in lacks(probe, version="99.0")[0]
     assert "mount it at the same path" in lacks(probe, out=str(tmp_path / "elsewhere"))[0]
     assert "is another folder than on" in lacks(probe, mark="another")[0]
@@ -484,6 +494,34 @@ def test_a_run_that_is_named_twice_and_no_worker_at_all_are_refused(tmp_path):
         sweep.Sweep([settings(2, 0)] * 2, out=tmp_path, data_root=tmp_path, place=sweep.Local())
     with pytest.raises(ValueError, match="at least 1"):
         sweep.Local(workers=0)
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(1, 2), (2, 2), (3, 3)])
+def test_without_a_number_there_is_a_worker_a_core_and_at_least_two(monkeypatch, cores, workers):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    assert len(sweep.Local().cards) == workers
+    assert len(sweep.Local(workers=1).cards) == 1
+
+
+def test_a_worker_of_a_card_sees_that_card_alone(monkeypatch):
+    asked = {}
+
+    def cluster(*, workers, **rest):
+        asked.update(workers)
+        return SimpleNamespace(scheduler_address="tcp://nowhere", workers={}, close=lambda: None)
+
+    monkeypatch.setattr(sweep.distributed, "SpecCluster", cluster)
+    monkeypatch.setattr(sweep, "visible_cards", lambda: ["5", "7"])
+    with sweep.Local(device="cuda", runs_per_gpu=2).open():
+        pass
+    options = [one["options"] for one in asked.values()]
+    assert [one["env"] for one in options] == [{"CUDA_VISIBLE_DEVICES": card} for card in ("5", "5", "7", "7")]
+    assert {(one["nthreads"], one["resources"]["GPU"]) for one in options} == {(1, 1)}
+    with pytest.raises(ValueError, match="say --runs-per-gpu"):
+        sweep.Local(device="cuda", workers=2)
+    monkeypatch.setattr(sweep, "visible_cards", list)
+    with pytest.raises(ValueError, match="torch finds no GPU here"):
+        sweep.Local(device="cuda")
 
 
 def test_a_worker_that_dies_as_the_sweep_ends_keeps_no_scheduler_open(monkeypatch):

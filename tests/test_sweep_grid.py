@@ -15,7 +15,7 @@ from command_line import call, done, only_run, refused, rows, snapshot
 import flnoisebench
 from flnoisebench import grid, records, registry, runs
 from flnoisebench.cli.run import run
-from flnoisebench.cli.sweep import missing_in
+from flnoisebench.cli.sweep import missing_in, place_of
 from flnoisebench.leaderboard import board
 from flnoisebench.settings import OPTIONS, from_options, resolve
 
@@ -209,6 +209,18 @@ def test_a_dry_run_says_what_is_done_and_what_the_rest_costs_and_writes_nothing(
     assert "3.0 s of one run at a time, and 2 runs of unknown cost" in said[-1]
     assert snapshot(out) == before
 
+    failed = {**result, "status": "failed", "failure": "no luck", "rounds": 1, "seconds": {"round": 3.0}}
+    (folder / "result.json").write_text(json.dumps(failed))
+    (folder / "records.jsonl").write_text((folder / "records.jsonl").read_text().splitlines(True)[0])
+    command = ("sweep", tiny, "--out", out, "--dry-run", "--json", "--device", "cpu")
+    for words, seconds in ((command, 0.0), ((*command, "--retry"), 3.0)):  # the second of its rounds
+        row, *_ = json.loads(done(*words))["runs"]
+        assert (row["status"], row["rounds"], row["seconds"]) == ("failed", 1, seconds)
+    (folder / "result.json").unlink()
+    spent = records.load_records(folder)[0].seconds["round"]
+    row, *_ = json.loads(done(*command))["runs"]
+    assert (row["status"], row["rounds"], row["seconds"]) == ("unfinished", 1, pytest.approx(spent))
+
 
 def test_a_dry_run_does_not_count_a_damaged_run_as_one_to_be_run(tmp_path, tiny):
     out = tmp_path / "runs"
@@ -243,6 +255,13 @@ def test_what_a_leaderboard_has_is_left_out(tmp_path, tiny, monkeypatch):
     known = {row["folder"].split("/")[-3]: row["seconds"] for row in plan["runs"]}
     assert known["fedavg"] > 0  # by what it took elsewhere
     assert known["fedcova"] is None
+    done(*run[:-1], tmp_path / "new", "--method", "fedavg", "--seed", "3")
+    here = runs.below(tmp_path / "new")[0].folder / "result.json"
+    here.write_text(json.dumps({**json.loads(here.read_text()), "seconds": {"round": 30.0}}))
+    plan = json.loads(done(*command, "--leaderboard", tmp_path / "boards"))
+    assert next(row["seconds"] for row in plan["runs"] if "/fedavg/" in row["folder"]) == 30.0  # what ran here first
+    assert "by the leaderboard's" in done(*command[:-1], "--leaderboard", tmp_path / "boards")
+    assert "by the leaderboard's" not in done(*command[:-1])
     tiny.write_text(tiny.read_text().replace("[0, 1, 2]", "[0, 1]"))
     assert "holds no leaderboard" in refused(*command, "--leaderboard", tmp_path / "runs")
 
@@ -309,6 +328,10 @@ def test_the_job_script_asks_for_what_the_profile_says_and_no_folder_is_made(tmp
     profile.write_text((EXAMPLES / "slurm.toml").read_text().replace("log_directory", "# log_directory"))
     without = done("sweep", tiny, "--out", tmp_path, "--dry-run", "--slurm", profile)
     assert without.splitlines() == [line for line in said.splitlines() if "slurm-logs" not in line]
+    profile.write_text('jobs = 1\ncores = 4\nmemory = "1GB"\nprocesses = 2\n')
+    script = done("sweep", tiny, "--out", tmp_path, "--dry-run", "--slurm", profile)
+    for part in ("#SBATCH --cpus-per-task=4", "--nworkers 2", "--nthreads 1"):
+        assert part in script, part
 
 
 @pytest.mark.parametrize(
@@ -336,7 +359,9 @@ def test_a_slurm_profile_that_cannot_be_is_refused(tmp_path, tiny, text, found):
         (("--device", "gpu"), "unknown device 'gpu'"),
         (("--scheduler", "a:1", "--slurm", "b"), "say one"),
         (("--scheduler", "a:1", "--workers", "2"), "a cluster brings its own"),
+        (("--slurm", "b", "--workers", "2"), "a cluster brings its own"),
         (("--scheduler", "a:1", "--runs-per-gpu", "2"), "several workers see one card"),
+        (("--slurm", "b", "--runs-per-gpu", "2"), "several workers see one card"),
         (("--lanes", "none"), "--lanes none: write auto or a number from 1"),
     ],
 )
@@ -354,6 +379,31 @@ def test_a_gpu_is_asked_for_unless_the_profile_does(directive, asks):
     sweep = pytest.importorskip("flnoisebench.sweep")
     profile = {"jobs": 1, "cores": 1, "memory": "1GB", "gpu": True, "job_extra_directives": [directive]}
     assert ("--gres=gpu:1" not in sweep.Slurm(profile).options["job_extra_directives"]) == asks
+
+
+@pytest.mark.parametrize(("unfinished", "there", "jobs"), [(9, 0, 3), (5, 0, 3), (3, 0, 2), (1, 3, 3)])
+def test_there_are_as_many_slurm_jobs_as_runs_are_left_for_and_none_is_taken_away(unfinished, there, jobs):
+    pytest.importorskip("dask_jobqueue")
+    sweep = pytest.importorskip("flnoisebench.sweep")
+    place = sweep.Slurm({"jobs": 3, "cores": 4, "memory": "1GB", "processes": 2})
+    asked = []
+    place._cluster = SimpleNamespace(worker_spec=range(there), scale=lambda jobs: asked.append(jobs))
+    place.tend(unfinished)
+    assert asked == [jobs]
+
+
+def test_slurm_jobs_with_a_gpu_compute_on_it_unless_told_otherwise(tmp_path):
+    pytest.importorskip("dask_jobqueue")
+    profile = EXAMPLES / "slurm.toml"
+    assert [place_of(device, None, 1, None, profile)[1] for device in ("auto", "cuda", "cpu")] == [
+        "cuda",
+        "cuda",
+        "cpu",
+    ]
+    (tmp_path / "slurm.toml").write_text('jobs = 1\ncores = 1\nmemory = "1GB"\n')
+    assert place_of("auto", None, 1, None, tmp_path / "slurm.toml")[1] == "cpu"
+    with pytest.raises(ValueError, match="--device cuda needs gpu = true there"):
+        place_of("cuda", None, 1, None, tmp_path / "slurm.toml")
 
 
 @pytest.mark.parametrize(("named", "cards"), [("0,-1,1", ["0"]), ("3, 1", ["3"]), ("", ["0"]), ("GPU-8a,", ["GPU-8a"])])
