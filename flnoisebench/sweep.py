@@ -639,6 +639,8 @@ class Sweep:
     def _submit(self, client: distributed.Client) -> None:
         """Keep every worker busy and one run ready behind it, and no more: what a dead worker had waiting counts
         against it, and a run that was finished elsewhere meanwhile need not be sent."""
+        if self._unfit and not self._fit():
+            return  # those that are there would send it back at once: a fit one may come
         room = 2 * max(1, self.slots) - sum(one.future is not None for one in self.standings)
         now = time.monotonic()
         for number, standing in enumerate(self.standings):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -183,14 +183,21 @@ def in_background(work: sweep.Sweep):
 # ------------------------------------------------------------------------------------- what survives what
 
 
-def test_killed_workers_and_a_killed_scheduler_lose_nothing(tmp_path):
-    """Started by hand, as on a cluster: a worker dies in the middle of a run, then the scheduler with all workers."""
+def test_killed_workers_and_a_killed_scheduler_lose_nothing(tmp_path, monkeypatch):
+    """Started by hand, as on a cluster: a worker dies in the middle of a run, then the scheduler with all workers.  The
+    sweep is there before them all, in a folder of its own, by which its method's path is said."""
     out, port, messages = tmp_path / "out", free_port(), []
-    runs = [settings(40, seed) for seed in (0, 1)]
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    Path("frail.py").write_text(PLUGIN)
+    runs = [settings(40, 0), settings(40, 1, "frail.py:Frail")]
+    connect = distributed.Client  # which would try for 5 s
+    monkeypatch.setattr(distributed, "Client", lambda *said, **more: connect(*said, **{**more, "timeout": 1}))
     work = sweep.Sweep(runs, out=out, data_root=tmp_path, place=sweep.Running(f"127.0.0.1:{port}"),
                        on_message=messages.append)  # fmt: skip
     first = work.standings[0]
     with in_background(work) as ended:
+        until(lambda: any("no scheduler at" in text for text in messages), "the sweep to wait for a scheduler")
         with scheduler(port, tmp_path / "scheduler.log") as head, workers(port, 2, tmp_path / "workers.log"):
             until(lambda: rounds_in(first.folder) >= 3, "three rounds")
             victim = holder(first.folder)
@@ -396,7 +403,7 @@ def test_a_run_of_images_that_are_shuffled_is_held_against_their_order_too(tmp_p
     assert "order" in found.digests
 
 
-def test_missing_data_and_scenarios_that_cannot_be_are_all_named_and_nothing_starts(tmp_path):
+def test_missing_data_and_scenarios_that_cannot_be_are_all_named_and_nothing_starts(tmp_path, monkeypatch):
     out = tmp_path / "out"
     impossible = [settings(2, seed, min_size=500, draw=draw) for seed in (0, 1) for draw in (0, 1)]
     away = settings(2, 0, dataset="cifar10")
@@ -412,6 +419,9 @@ def test_missing_data_and_scenarios_that_cannot_be_are_all_named_and_nothing_sta
     assert not out.exists()
     with pytest.raises(MissingData, match="data fetch cifar10"):
         sweep.Sweep([away], out=out, data_root=tmp_path, place=NOWHERE).carry_out()
+    monkeypatch.setattr(sweep, "SHOWN", 1)
+    with pytest.raises(ValueError, match=r"cannot begin:\n.*\n  and 1 more\Z"):
+        sweep.identities([away, unheld], tmp_path)
 
 
 def test_a_grid_of_scenarios_without_a_noisy_client_is_told_once(tmp_path):
@@ -501,6 +511,41 @@ def test_without_a_number_there_is_a_worker_a_core_and_at_least_two(monkeypatch,
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
     assert len(sweep.Local().cards) == workers
     assert len(sweep.Local(workers=1).cards) == 1
+
+
+@pytest.mark.parametrize(("words", "lanes"), [((), 1), (("--lanes", "3"), 3)])
+def test_runs_have_the_lanes_that_are_said_and_on_a_cpu_one(tmp_path, monkeypatch, words, lanes):
+    (tmp_path / "grid.toml").write_text('rounds = 2\nmethod = "fedavg"\n')
+    found = []
+    monkeypatch.setattr(sweep.Sweep, "carry_out", lambda work: found.append(work.lanes) or [])
+    done("sweep", tmp_path / "grid.toml", "--device", "cpu", "--out", tmp_path / "out", *words)
+    assert found == [lanes]
+
+
+def test_where_no_worker_is_fit_any_more_one_is_waited_for(tmp_path):
+    """Runs went to the unfit ones, which sent them back, as fast as they could."""
+    work = sweep.Sweep([settings(2, 0)], out=tmp_path, data_root=tmp_path, place=NOWHERE)
+    work.standings[0].identity, work._workers, asked = sweep.Identity("", {}), ["tcp://a:1"], []
+
+    def submit(*arguments, workers, **options):
+        asked.append(workers)
+        return SimpleNamespace(add_done_callback=lambda callback: None)
+
+    client = SimpleNamespace(status="running", submit=submit)
+    work._exclude("tcp://a:1", "a", "it has another folder")
+    work._submit(client)
+    assert asked == []
+    work._workers.append("tcp://b:1")
+    work._submit(client)
+    assert asked == [["tcp://b:1"]]
+
+
+@pytest.mark.parametrize(("resources", "device"), [([{}, {"GPU": 1.0}], "cuda"), ([{}], "cpu"), ([], "cpu")])
+def test_a_cluster_with_a_gpu_somewhere_is_one_of_gpus(monkeypatch, resources, device):
+    workers = {f"tcp://a:{i}": {"resources": one} for i, one in enumerate(resources)}
+    client = SimpleNamespace(scheduler_info=lambda n_workers: {"workers": workers})
+    monkeypatch.setattr(sweep.distributed, "Client", lambda *_, **__: nullcontext(client))
+    assert sweep.Running("a:8786").device() == device
 
 
 def test_a_worker_of_a_card_sees_that_card_alone(monkeypatch):

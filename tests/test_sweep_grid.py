@@ -213,8 +213,12 @@ def test_a_dry_run_says_what_is_done_and_what_the_rest_costs_and_writes_nothing(
     (folder / "result.json").write_text(json.dumps(failed))
     (folder / "records.jsonl").write_text((folder / "records.jsonl").read_text().splitlines(True)[0])
     command = ("sweep", tiny, "--out", out, "--dry-run", "--json", "--device", "cpu")
+    other = folder.with_name("draw0-seed1")
+    other.mkdir()
+    (other / "failure.txt").write_text("it could not begin, and so may the next time\n")
     for words, seconds in ((command, 0.0), ((*command, "--retry"), 3.0)):  # the second of its rounds
-        row, *_ = json.loads(done(*words))["runs"]
+        row, unbegun, *_ = json.loads(done(*words))["runs"]
+        assert (unbegun["status"], unbegun["seconds"]) == ("failed", 6.0)  # it is tried again, unasked
         assert (row["status"], row["rounds"], row["seconds"]) == ("failed", 1, seconds)
     (folder / "result.json").unlink()
     spent = records.load_records(folder)[0].seconds["round"]
