@@ -15,6 +15,8 @@ import torch
 from command_line import call, done, refused, rows
 
 from flnoisebench import claims, papers, published, records, registry, reproduce, runtime
+from flnoisebench.cli.reproduce import _cells as cells_of
+from flnoisebench.cli.reproduce import _closest as closest_of
 from flnoisebench.cli.reproduce import _failed as failed_of
 from flnoisebench.leaderboard import board
 from flnoisebench.reproduce import Line
@@ -43,6 +45,7 @@ def test_every_table_and_figure_of_the_paper_has_a_name():
     listed = rows(done("reproduce", "list"))
     assert list(listed) == [*reproduce.entries(), "claims"]
     assert listed["cifar10-symmetric"] == "CIFAR-10, symmetric noise (table); 162 runs"  # 9 methods, 6 levels, 3 draws
+    assert rows(done("reproduce", "list", "--draws", 1))["cifar10-symmetric"].endswith("; 54 runs")
 
 
 def test_a_papers_file_has_no_key_that_nobody_reads():
@@ -218,7 +221,17 @@ def test_a_failed_run_stops_no_other_and_is_shown_as_failed(tmp_path, monkeypatc
     assert states["fedcova", "covariances of a client"] == (0, 1, 0)
     assert reproduce.carry_out(runs, data_root=NOWHERE, out=tmp_path, device="cpu") == {}
     assert reproduce.present(runs, tmp_path)[1].result.status == "failed"
-    assert reproduce.carry_out(runs, data_root=NOWHERE, out=tmp_path, device="cpu", retry=True) == {}
+    command = ("reproduce", "communication", "--scale", "smoke", "--device", "cpu", "--out", tmp_path)
+    again = call(*command)
+    assert again.exit_code == 1  # the result is of an earlier session, and still none
+    assert f"failed: {runs[1].settings.folder(tmp_path)}: " in again.stderr
+    (row,) = [
+        line.split("\t")
+        for line in again.stdout.splitlines()
+        if "\tcovariances of a client" in line and "fedcova" in line
+    ]
+    assert row[3] == "failed"
+    done(*command, "--retry")
     assert reproduce.present(runs, tmp_path)[1].result.status == "complete"
 
 
@@ -368,9 +381,19 @@ def test_the_difference_has_the_interval_of_our_mean_over_draws():
     half = 4.302653 * 2 / 3**0.5  # Student's t at two degrees of freedom, a deviation of 2
     assert (line.mean, line.std) == (82.0, 2.0)
     assert line.beside() == pytest.approx({"difference": 1.0, "low": 1 - half, "high": 1 + half}, rel=1e-5)
+    assert cells_of(line)[3:] == ("82.00", "2.00", "3", "81.00", "+1.00", "-3.97 to +5.97")  # half is 4.97
     alone = Line("", "fedcova", "accuracy", "%", {0: 80.0}, 81.0)
     assert alone.beside() == {"difference": -1.0, "low": None, "high": None}
     assert alone.std is None
+    assert cells_of(alone)[3:] == ("80.00", "", "1", "81.00", "-1.00", "")
+
+
+@pytest.mark.parametrize(
+    ("failed", "missing", "said"), [(1, 0, "failed"), (1, 2, "failed"), (0, 3, "not run"), (0, 0, "-")]
+)
+def test_a_line_without_a_number_says_why(failed, missing, said):
+    line = Line("", "fedcova", "accuracy", "%", {}, 81.0, failed=failed, missing=missing)
+    assert cells_of(line)[3:] == (said, "", "0", "81.00", "", "")
 
 
 def record(round, accuracy, noise=None, phi=None):
@@ -457,6 +480,7 @@ def test_a_lead_holds_where_every_interval_is_above_0(monkeypatch):
     assert verdict.state == "holds"
     assert verdict.closest.what == "table, a: over x"
     assert (verdict.closest.low, verdict.closest.high) == pytest.approx((3.2 / 3 - half, 3.2 / 3 + half), rel=1e-5)
+    assert closest_of(verdict) == ("table, a: over x", "3", "+1.07 %", "+0.923 to +1.21")  # half is .143
 
 
 def test_a_lead_fails_where_a_rival_is_surely_ahead_at_the_corrected_level(monkeypatch):
@@ -556,6 +580,7 @@ def test_reproduce_prints_ours_beside_the_published_and_draws_the_figure(tmp_pat
     assert (row["n"], row["published"]) == ("2", "34.42")
     assert row["difference"] == f"{sum(values) / 2 - 34.42:+.2f}"
     assert " to " in row["95 % interval"]
+    assert ["published", reproduce.entry("correction", "smoke").source] in table
     assert any(line[0] == "note" and "runs on digits, and the paper on cifar10" in line[1] for line in table)
     assert any(line[0] == "note" and "the published number counts as exact in it" in line[1] for line in table)
     assert (out / "figures" / "smoke" / "correction.svg").read_text().startswith("<?xml")
@@ -579,6 +604,12 @@ def test_reproduce_prints_ours_beside_the_published_and_draws_the_figure(tmp_pat
     }
     assert falls["parts"][0]["draws"] == 2
     assert falls["parts"][0]["mean"] == pytest.approx(-sum(worst.values()) / 2)
+    said = done(
+        "reproduce", "claims", "--scale", "smoke", "--out", out, "--device", "cuda"
+    )  # of a GPU that is not here
+    heading, *judged = (line.split("\t") for line in said.splitlines())
+    (toy,) = [dict(zip(heading, line, strict=True)) for line in judged if line[0].startswith("toy-boundary: ")]
+    assert (toy["verdict"], toy["draws"]) == ("fails", "0")
 
 
 def test_a_dry_run_counts_and_runs_nothing(tmp_path):

@@ -638,6 +638,14 @@ def test_filters_leave_the_rows_that_they_name_and_are_kept_in_the_address(brows
     browser.click("#filters button[type=reset]")
     browser.wait(f"document.getElementById('count').textContent === '{len(stated)} of {len(stated)} rows'")
     assert "#" not in browser.driver.current_url
+    browser.js("location.hash = '#?dataset=cifar10&oracles=no'")  # pasted where the page is open
+    browser.wait("document.getElementById('count').textContent.startsWith('1 of')")
+    assert left() == wanted(lambda row: row.dataset == "cifar10")
+    browser.js("location.hash = '#?search=second+moments'")
+    browser.wait("!document.getElementById('count').textContent.startsWith('1 of')")
+    assert set(browser.column(0)) == {"FedCova"}
+    assert browser.driver.current_url.endswith("#?search=second+moments")  # and not what was said before as well
+    browser.click("#filters button[type=reset]")
     assert browser.open(url + "#reading").wait(DRAWN)
     assert browser.driver.current_url.endswith("#reading")  # what is no filter stays
     browser.click("#filters [name=doubted]")
@@ -770,10 +778,12 @@ def test_the_curves_are_of_what_is_chosen_over_what_is_chosen_and_end_in_the_las
 def test_another_scenario_offers_its_own_levels(browser, url):
     browser.open(url).wait(DRAWN)
     assert browser.offered("choices", "level") == ["(.4, .5)", "(.4, .7)"]
+    assert "n = 3, draws 0 1 2" in browser.js("return document.querySelector('#cost table').textContent")
     (asymmetric,) = [title for title in browser.offered("choices", "group") if "fedcova-asym" in title]
     browser.choose("choices", "group", asymmetric)
     assert browser.offered("choices", "level") == ["(.6, .7)"]
     browser.wait("document.querySelectorAll('#cost [aria-label=dot] path').length === 1")
+    assert browser.find("#figures-status").text == ""
 
 
 @needs_browser
@@ -837,6 +847,10 @@ def test_a_narrow_screen_needs_no_sideways_scrolling(browser, url, width):
     place = browser.find("#r1 .accuracy").rect  # what matters is there without scrolling the table either
     assert place["x"] + place["width"] <= width
     assert browser.find("#r1").text.count("digits") == 1  # wherever it stands
+    level, below = (browser.find(f"#r1 .level{part}").rect for part in ("", " small"))
+    assert below["x"] + below["width"] <= level["x"] + level["width"]
+    assert browser.js("const {scrollWidth, clientWidth} = document.querySelector('#r1 .level small'); "
+                      "return scrollWidth <= clientWidth")  # fmt: skip
 
 
 @needs_browser

@@ -320,7 +320,8 @@ const flnoisebench = (() => {
   }
 
   function point(row, x) {
-    const marks = [row.oracle ? "oracle" : "", row.n === 1 ? "n = 1" : `n = ${row.n}`, ...row.doubts].filter(Boolean);
+    const draws = `${row.draws.includes(" ") ? "draws" : "draw"} ${row.draws}`;
+    const marks = [row.oracle ? "oracle" : "", `n = ${row.n}`, draws, ...row.doubts].filter(Boolean);
     return {
       x, series: row.series, accuracy: row.accuracy_mean, spread: row.accuracy_std_seeds, n: row.n, oracle: row.oracle,
       level: index.groups[row.group].levels[row.level], about: marks.join(", "),
@@ -443,6 +444,13 @@ const flnoisebench = (() => {
     byId("figures").hidden = false;
     recall();
     filter();
+    addEventListener("hashchange", () => {  // another view's address, pasted where this page is open: no visit anew
+      if (!location.hash.startsWith("#?")) return;
+      const said = location.hash;
+      filters.reset();
+      history.replaceState(null, "", said);
+      recall();
+    });
     let width = document.documentElement.clientWidth;
     addEventListener("resize", () => {
       if (document.documentElement.clientWidth === width) return;
