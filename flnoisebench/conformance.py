@@ -41,7 +41,7 @@ from flnoisebench import records, registry, runtime, scenario, trees
 from flnoisebench.api import KEEP, Arrays, Config, Method, Plan, Protocol, Reply, Rounds, Tree, Upload
 from flnoisebench.checkpoint import Checkpoint, Commit
 from flnoisebench.engine import Engine, Lane, initialised
-from flnoisebench.executors import ClientError, Job, perform
+from flnoisebench.executors import ClientError, Job, as_numbers, perform
 from flnoisebench.settings import TRACKS, merged, resolve, validated
 from flnoisebench.testing import path_of, tiny_arrays, tiny_engine, tiny_protocol, tiny_run, watch_losses
 
@@ -259,12 +259,12 @@ class Turn:
         job = Job(self.client, self.task, message, state, self.joined, self.round, self.exchange)
         with _blaming(self.where):
             outcome = perform(lane, job)
-        return trees.digest([outcome.reply.upload, outcome.state])
+        return trees.digest(_answer(outcome.reply, outcome.state))
 
 
 @dataclass(frozen=True)
 class ServerTurn:
-    """A call of init, plan or aggregate as it was made, and the digest of what it returned."""
+    """A call of init, plan or aggregate as it was made, and the digest of what it returned, noted and claimed."""
 
     function: str
     state: Tree
@@ -282,17 +282,35 @@ class ServerTurn:
         method, side = lane.engine.method, lane.server(self.round, self.exchange, self.function)
         with _blaming(self.where):
             if self.function == "init":
-                return trees.digest(method.init(side))
-            if self.function == "plan":
-                return _plan_digest(method.plan(self.state, side))
-            return trees.digest(method.aggregate(self.state, uploads, side))
+                found = method.init(side)
+            elif self.function == "plan":
+                found = _planned(method.plan(self.state, side))
+            else:
+                found = method.aggregate(self.state, uploads, side)
+        return _served(found, side)
 
 
-def _plan_digest(plan: Plan | None) -> str:
+def _answer(reply: Reply, state: Tree) -> Tree:
+    """All that comes of a client's turn, also for the record only; None where the runtime will refuse it."""
+    try:
+        claims = trees.map_tensors(torch.Tensor.detach, vars(reply.claims))
+        answer = [reply.upload, state, as_numbers(reply.metrics, "metric"), claims]
+        trees.check(answer, "")
+    except (AttributeError, TypeError):
+        return None
+    return answer
+
+
+def _planned(plan: Plan | None) -> Tree:
     if plan is None:
-        return "none"
+        return None
     private = {str(client): addition for client, addition in plan.private.items()}
-    return trees.digest([plan.task, sorted(map(int, plan.cohort)), plan.message, private, plan.closes_round])
+    return [plan.task, sorted(map(int, plan.cohort)), plan.message, private, plan.closes_round]
+
+
+def _served(found: Tree, side: Any) -> str:
+    """The digest of all that comes of a call at the server, also for the record only."""
+    return trees.digest([found, side.notes, side.noisy_clients])
 
 
 @dataclass
@@ -316,6 +334,10 @@ class Log:
             self.written.append((what, where))
 
     @property
+    def calls(self) -> list[Turn | ServerTurn]:
+        return [*self.turns, *self.server]
+
+    @property
     def spread(self) -> list[Turn]:
         """Of each client and task the first turn, the last, and every third between them."""
         by: dict[tuple[int, str], list[Turn]] = {}
@@ -333,7 +355,7 @@ def _watched(method: Method, log: Log) -> Method:
         def init(self, server: Any) -> Tree:
             state = super().init(server)
             if log.on and _is_tree(state):
-                log.server.append(ServerTurn("init", None, (), 0, 0, trees.digest(state)))
+                log.server.append(ServerTurn("init", None, (), 0, 0, _served(state, server)))
             return state
 
         @wraps(base.join)
@@ -350,10 +372,11 @@ def _watched(method: Method, log: Log) -> Method:
                 return super().client(task, message, client)
             with log.guarding("the message or the client's state", where, message, state):
                 reply = super().client(task, message, client)
-            if isinstance(reply, Reply) and _is_tree([reply.upload, None if reply.state is KEEP else reply.state]):
+            if not isinstance(reply, Reply):
+                return reply
+            if answer := _answer(reply, state if reply.state is KEEP else reply.state):
                 log.up[client.round] = log.up.get(client.round, 0) + payload(reply.upload)
-                after = state if reply.state is KEEP else reply.state
-                digest = trees.digest([reply.upload, after])
+                digest = trees.digest(answer)
                 log.turns.append(Turn(client.id, task, message, state, joined, client.round, client.exchange, digest))
             return reply
 
@@ -366,7 +389,8 @@ def _watched(method: Method, log: Log) -> Method:
             if isinstance(plan, Plan) and _is_tree([plan.message, list(plan.private.values())]):
                 down = payload(plan.message) * len(plan.cohort) + sum(map(payload, plan.private.values()))
                 log.down[server.round] = log.down.get(server.round, 0) + down
-                log.server.append(ServerTurn("plan", state, (), server.round, server.exchange, _plan_digest(plan)))
+                digest = _served(_planned(plan), server)
+                log.server.append(ServerTurn("plan", state, (), server.round, server.exchange, digest))
             return plan
 
         @wraps(base.aggregate)
@@ -378,7 +402,7 @@ def _watched(method: Method, log: Log) -> Method:
             with log.guarding("the server's state or an upload", where, state, contents):
                 after = super().aggregate(state, uploads, server)
             if _is_tree(after):
-                digest = trees.digest(after)
+                digest = _served(after, server)
                 log.server.append(ServerTurn("aggregate", state, tuple(uploads), server.round, server.exchange, digest))
             return after
 
@@ -802,12 +826,20 @@ def server_sees_no_data(trial: Trial) -> None:
 
 
 def sees_no_truth(trial: Trial) -> None:
-    expected = trial.plain.lasting
-    found = trial.finish(trial.run(_other_truth))
-    if found.digest != expected.digest:
-        pairs = enumerate(zip(expected.rounds, found.rounds, strict=False))
-        first = next((number for number, (a, b) in pairs if a["digest"] != b["digest"]), len(found.rounds))
-        raise Broken("with other true labels under the same given ones, the run is another one", f"round {first}")
+    plain = trial.plain
+    run, log = trial.run(_other_truth), Log()
+    run.engine.method = run.method = _watched(run.method, log)
+    run.tested_labels = (run.tested_labels + 1) % CLASSES  # which lie within reach of whoever is called to predict
+    found = trial.finish(run)
+    said = "with other true labels under the same given ones, the run is another one"
+    for number, (want, have) in enumerate(zip(plain.lasting.rounds, found.rounds, strict=False)):
+        if fields := [name for name in ("digest", "metrics", "diagnostics", "notes") if want[name] != have[name]]:
+            raise Broken(said, f"round {number}: {', '.join(fields)}")
+    if found.digest != plain.lasting.digest:
+        raise Broken(said, f"round {len(found.rounds)}")
+    for one, other in zip(plain.log.calls, log.calls, strict=False):
+        if one.digest != other.digest:
+            raise Broken(said, f"{one.where}: its claims")
 
 
 def sends_what_is_counted(trial: Trial) -> None:
@@ -988,7 +1020,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "client-sight",
         sees_no_other_client,
-        "For the same message, other clients' data change nothing in a client's upload or state.",
+        "For the same message, other clients' data change nothing in a client's upload, state, metrics or claims.",
         "Use what client offers (labels, data, state), not what can be reached behind it.",
         repeatable=True,
     ),

@@ -434,7 +434,7 @@ class Whole(Averaging):
     def plan(self, state, server):
         if state["cohort"] is None:
             return Plan("ask", server.cohort(), None, closes_round=False)
-        return Plan("train", state["cohort"], {"w": state["w"]}, {state["cohort"][0]: {"first": True}})
+        return Plan("train", state["cohort"], {"w": state["w"]}, {state["cohort"][0]: {"first": "zählt"}})
 
     def join(self, client):
         return {"times": torch.zeros(client.size), "asked": 0}

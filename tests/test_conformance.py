@@ -17,7 +17,7 @@ import torch
 import wicked_methods as wicked
 from command_line import call, done, refused
 
-from flnoisebench import registry
+from flnoisebench import registry, runtime
 from flnoisebench.api import Card
 from flnoisebench.conformance import RULES, Rule, check
 
@@ -34,13 +34,18 @@ ONLY_IN_FULL = [wicked.GlobalMemory, wicked.LooksAtProcesses]
 DRAWING = {
     wicked.DrawsTorch: "torch", wicked.DrawsNumpy: "numpy", wicked.DrawsRandom: "random", wicked.DrawsInLoss: "loss",
 }  # fmt: skip
-BASES = [wicked.Innocent, wicked.WritesServerState, wicked.Depends, wicked.Moves, wicked.Draws]
+DECIDING = wicked.ServerDecidesByData.__subclasses__()
+REMEMBERING = wicked.Remembers.__subclasses__()
+BASES = [
+    wicked.Innocent, wicked.WritesServerState, wicked.Remembers, wicked.Depends, wicked.Moves, wicked.Draws,
+    wicked.ServerDecidesByData, wicked.CountsOnGenerators,
+]  # fmt: skip
 WICKED = [
     value
     for value in vars(wicked).values()
     if inspect.isclass(value)
     and issubclass(value, wicked.Innocent)
-    and value not in [*REFUSED_BY_THE_RUNTIME, *ONLY_IN_FULL, *DRAWING, *BASES]
+    and value not in [*REFUSED_BY_THE_RUNTIME, *ONLY_IN_FULL, *DRAWING, *DECIDING, *REMEMBERING, *BASES]
 ]
 
 
@@ -53,7 +58,7 @@ def without(name):
 
 
 def forget():
-    """Clear what SecondStart remembers, in the module that checks know it by."""
+    """Clear what SecondStart and SecondNote remember, in the module that checks know them by."""
     sys.modules[registry.load_method(f"{wicked.__file__}:SecondStart").__module__].STARTS.clear()
 
 
@@ -108,6 +113,12 @@ def test_each_rule_catches_who_breaks_it_and_no_other_rule_does(method):
         assert set(let_pass.values()) == {"ok"}, let_pass
 
 
+@pytest.mark.parametrize("method", [*DECIDING, *REMEMBERING], ids=lambda method: method.__name__)
+def test_whatever_a_call_owes_to_data_or_calls_that_are_not_its_own_is_caught(method):
+    rule = method.card.title
+    assert statuses(check(method, only=[rule], rounds=2)) == {rule: "failed"}
+
+
 @pytest.mark.parametrize("method", REFUSED_BY_THE_RUNTIME, ids=lambda method: method.__name__)
 def test_what_the_runtime_refuses_is_reported_under_its_rule_in_the_runtimes_words(method):
     rule = method.card.title
@@ -140,6 +151,21 @@ def test_a_draw_from_a_global_generator_is_told_once_with_its_line_and_no_other_
         report.require()
 
 
+def test_a_broken_rule_is_told_of_a_method_that_fails_with_the_generators_elsewhere():
+    report = check(wicked.CountsOnGenerators, only=["pure", "randomness"], rounds=1)
+    assert statuses(report) == {"pure": "failed", "randomness": "failed"}
+    assert "elsewhere" in report.failed[1].what
+
+
+def test_a_draw_in_a_base_class_of_another_file_is_told_with_that_files_line(tmp_path, monkeypatch):
+    (tmp_path / "draws_elsewhere.py").write_text(inspect.getsource(wicked))
+    (tmp_path / "mine.py").write_text("import draws_elsewhere\nclass Mine(draws_elsewhere.DrawsRandom): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    report = check(f"{tmp_path / 'mine.py'}:Mine", only=["randomness"], rounds=2)
+    number = 1 + [line.endswith("# the random line") for line in inspect.getsource(wicked).splitlines()].index(True)
+    assert report.findings[0].where == f"{tmp_path / 'draws_elsewhere.py'}, line {number}"
+
+
 def test_what_is_kept_in_a_module_outlives_a_stop_but_no_kill():
     method = wicked.GlobalMemory
     assert check(method, only=["resumes"], **SHORT).ok
@@ -167,6 +193,20 @@ def test_a_report_says_what_where_and_what_to_do():
     assert "what: the message or the client's state was changed in place" in text
     assert "where: round 0, exchange 0, client 0, task 'train'" in text
     assert "what to do: Clone before writing" in text
+
+
+@pytest.mark.parametrize(
+    ("method", "where"),
+    [
+        (wicked.SecondNote, "round 0: diagnostics"),
+        (wicked.PeeksAtTruth, "round 0: digest"),
+        (wicked.TellsTruth, "round 0: diagnostics"),
+        (wicked.ClaimsTruth, "round 0, exchange 0, client 0, task 'train': its claims"),
+    ],
+)
+def test_where_two_runs_part_is_told_with_the_round_and_what_differs_in_it(method, where):
+    forget()
+    assert check(method, only=[method.card.title], **SHORT).findings[0].where == where
 
 
 def test_a_method_that_was_not_tried_on_a_rule_has_not_kept_it():
@@ -204,6 +244,15 @@ def test_an_error_of_the_method_is_reported_with_its_line():
     assert f"wicked_methods.py, line {line}" in report.findings[0].what
 
 
+def test_an_error_within_a_library_is_reported_with_the_methods_own_last_line_and_name():
+    what = check(wicked.FailsBelow, only=["runs"], **SHORT).findings[0].what
+    (line,) = [n for n, text in enumerate(inspect.getsource(wicked).splitlines(), 1) if "# the failing line" in text]
+    assert what.startswith("FailsBelow, round 0, exchange 0, client 0, task 'train': ValueError: ")
+    assert what.endswith(f"({wicked.__file__}, line {line})")
+    what = check(wicked.DividesBySteps, only=["batchnorm"], **SHORT).findings[0].what
+    assert what.startswith("DividesBySteps, round 0, exchange 0, client 1, task 'train': ZeroDivisionError: ")
+
+
 def test_what_a_hook_returned_is_reported_with_the_hook_and_its_line():
     report = check(wicked.NoTree, only=["runs"], **SHORT)
     line = inspect.getsourcelines(wicked.NoTree.aggregate)[1]
@@ -221,6 +270,34 @@ def test_the_first_preset_is_tried_unless_another_is_named():
         check("rofl", preset=preset, rules=rules)
     assert tried == [registry.load_method("rofl").Config().forget_rate, 0.2]
     assert tried[0] != tried[1]
+    check("rofl", preset="code-literal", settings={"forget_rate": 0.3}, rules=rules)
+    assert tried[2] == 0.3
+
+
+def test_a_class_that_is_installed_is_called_by_its_name():
+    for method, name in ((registry.load_method("fedavg"), "fedavg"), (wicked.Innocent, f"{wicked.__file__}:Innocent")):
+        assert check(method, only=["reasons"]).method == name
+
+
+def test_the_small_federations_are_what_the_rules_promise(monkeypatch):
+    """4 clients of 24 samples in uneven batches, two of them with half of their labels wrong; then one in which client
+    0 holds one class and each other lacks one, one in which client 1 has a single sample, one of half the clients."""
+    runs, real = [], runtime.Run.execute
+
+    def noting(run, *words, **named):
+        given = [run.scene.given[run.scene.positions(client)] for client in range(4)]
+        runs.append((run, [len(labels) for labels in given], [sorted(set(labels.tolist())) for labels in given]))
+        return real(run, *words, **named)
+
+    monkeypatch.setattr(runtime.Run, "execute", noting)
+    check(wicked.Innocent, only=["lacking-classes", "one-sample", "participation"], rounds=1)
+    plain, _, lacking, one = runs  # in the table's order
+    assert plain[1:] == ([24] * 4, [[0, 1, 2]] * 4)
+    assert plain[0].judge.wrong({}) == [0, 0, 12, 12]
+    assert plain[0].settings.protocol.batch == 10
+    assert [run[0].settings.protocol.participation for run in runs] == [1.0, 0.5, 1.0, 1.0]
+    assert lacking[2] == [[0], [1, 2], [0, 2], [0, 1]]
+    assert one[1] == [47, 1, 24, 24]
 
 
 def test_a_stage_beyond_the_rounds_is_named():

@@ -17,6 +17,7 @@ import torch.nn.functional as F  # noqa: N812
 from flnoisebench.api import (
     KEEP,
     Card,
+    Claims,
     Config,
     Field,
     Method,
@@ -101,6 +102,16 @@ class OddNetwork(Innocent):
     def network(self, encoder):
         torch.nn.Linear(encoder.width, self.config.width)
         return super().network(encoder)
+
+
+class OddStart(Innocent):
+    """A preset that names a network with which the server has no first state."""
+
+    card = breaks("constructs")
+    presets: ClassVar = {"default": Preset(), "odd": Preset(protocol={"model": "small-cnn"})}
+
+    def init(self, server):
+        return {"mlp": super().init(server)}[server.protocol.model]
 
 
 class Tolerant(Innocent):
@@ -238,7 +249,7 @@ class WritesInDiagnostics(WritesServerState):
 
 # ------------------------------------------------------------------------------------------------------ the same run
 
-STARTS = []  # one entry a run of SecondStart; the test empties it
+STARTS = []  # one entry a run of SecondStart or SecondNote; the test empties it
 
 
 class SecondStart(Innocent):
@@ -254,6 +265,18 @@ class SecondStart(Innocent):
             STARTS.append(server.protocol.rounds)
             state = moved(state, len(STARTS) == 2)
         return super().plan(state, server)
+
+
+class SecondNote(SecondStart):
+    """The same of what only the record says."""
+
+    def plan(self, state, server):
+        if server.round == 0:
+            STARTS.append(server.protocol.rounds)
+        return Innocent.plan(self, state, server)
+
+    def diagnostics(self, state):
+        return {"second": float(len(STARTS) == 2)}
 
 
 class Seedless(Innocent):
@@ -296,6 +319,15 @@ class Counting(Innocent):
         return Reply(moved(super().client(task, message, client).upload, times[turn] - 1))
 
 
+class CountsOnGenerators(Counting):
+    """Moreover it fails where torch's global generator is elsewhere."""
+
+    def plan(self, state, server):
+        if torch.initial_seed():
+            raise RuntimeError("elsewhere")
+        return super().plan(state, server)
+
+
 class CountingServer(Innocent):
     """The same at the server."""
 
@@ -305,6 +337,28 @@ class CountingServer(Innocent):
         times = self.__dict__.setdefault("times", {})
         times[server.round] = times.get(server.round, 0) + 1
         return moved(super().aggregate(state, uploads, server), times[server.round] - 1)
+
+
+class Remembers(Innocent):
+    """Keeps the last of something in the class, and forgets it when a run begins: in their order the same calls give
+    the same again."""
+
+    card = breaks("pure")
+    kept: ClassVar[dict[int, float]] = {}
+
+
+class RemembersTurn(Remembers):
+    def client(self, task, message, client):
+        before = self.kept.get(client.id, 0.0) if client.round else 0.0
+        self.kept[client.id] = client.round + 1.0
+        return Reply(moved(super().client(task, message, client).upload, before))
+
+
+class RemembersAggregate(Remembers):
+    def aggregate(self, state, uploads, server):
+        before = self.kept.get(-1, 0.0) if server.round else 0.0
+        self.kept[-1] = server.round + 1.0
+        return moved(super().aggregate(state, uploads, server), before)
 
 
 class Notebook(dict):
@@ -497,6 +551,27 @@ class PeeksAtOthers(Innocent):
         return Reply(moved(super().client(task, message, client).upload, labels))
 
 
+class PeeksAtOthersImages(Innocent):
+    """The same of their images."""
+
+    card = breaks("client-sight")
+
+    def client(self, task, message, client):
+        brightness = engine_behind().pixels.float().mean().item()
+        return Reply(moved(super().client(task, message, client).upload, brightness))
+
+
+class ClaimsByOthers(Innocent):
+    """What goes into the record only is of all clients' labels."""
+
+    card = breaks("client-sight")
+
+    def client(self, task, message, client):
+        upload = super().client(task, message, client).upload
+        others = engine_behind().given.float()
+        return Reply(upload, metrics={"others": others.mean()}, claims=Claims(noisy=bool(others[0] > client.id)))
+
+
 class LeavesLabelsToOthers(Innocent):
     """Keeps its labels where the client after it finds them."""
 
@@ -526,19 +601,66 @@ class ServerPeeks(Innocent):
         return moved(super().aggregate(state, uploads, server), labels)
 
 
+class ServerDecidesByData(Innocent):
+    """Peeks at the first sample's label (0, 1 or 2) for its first state or for a plan, as its subclasses say."""
+
+    card = breaks("server-sight")
+
+
+class StartsByData(ServerDecidesByData):
+    def init(self, server):
+        return moved(super().init(server), int(engine_behind().given[0]))
+
+
+class SendsByData(ServerDecidesByData):
+    def plan(self, state, server):
+        return super().plan(moved(state, int(engine_behind().given[0])), server)
+
+
+class AsksByData(ServerDecidesByData):
+    def plan(self, state, server):
+        first = int(engine_behind().given[0])
+        return Plan("train", [client for client in server.cohort() if client != first], state)
+
+
+class TellsByData(ServerDecidesByData):
+    def plan(self, state, server):
+        return Plan("train", server.cohort(), {"w": state}, {3: {"first": int(engine_behind().given[0])}})
+
+    def client(self, task, message, client):
+        return super().client(task, message["w"], client)
+
+
+class NotesByData(ServerDecidesByData):
+    def plan(self, state, server):
+        server.note(first=int(engine_behind().given[0]))
+        return super().plan(state, server)
+
+
+class ClaimsByData(ServerDecidesByData):
+    def aggregate(self, state, uploads, server):
+        server.claim([int(engine_behind().given[0])])
+        return super().aggregate(state, uploads, server)
+
+
+def run_behind():
+    """The run, up the stack, or None where the method was called by nobody's run."""
+    frame = sys._getframe()
+    while frame is not None and not hasattr(frame.f_locals.get("self"), "judge"):
+        frame = frame.f_back
+    return frame and frame.f_locals["self"]
+
+
 class PeeksAtTruth(Innocent):
     """Walks up the stack to the evaluator, and answers the first image by the first training sample's true label."""
 
     card = breaks("truth")
 
     def predictors(self, state, server):
-        frame = sys._getframe()
-        while frame is not None and not hasattr(frame.f_locals.get("self"), "judge"):
-            frame = frame.f_back
-        network = server.model(state, frozen=True)
-        if frame is None:
+        network, run = server.model(state, frozen=True), run_behind()
+        if run is None:
             return {"main": network}
-        first = int(frame.f_locals["self"].judge._truth.true[0])
+        first = int(run.judge._truth.true[0])
 
         def informed(images):
             scores = network(images).clone()
@@ -546,6 +668,46 @@ class PeeksAtTruth(Innocent):
             return scores
 
         return {"main": informed}
+
+
+class PeeksAtTestLabels(Innocent):
+    """Answers all test images by their labels."""
+
+    card = breaks("truth")
+
+    def predictors(self, state, server):
+        run = run_behind()
+        if run is None:
+            return super().predictors(state, server)
+        answers = F.one_hot(torch.as_tensor(run.tested_labels), server.classes).float()
+        return {"main": lambda images: answers[: len(images)]}
+
+
+class TellsTruth(Innocent):
+    """What goes into the record only follows the truth: a diagnostic."""
+
+    card = breaks("truth")
+
+    def diagnostics(self, state):
+        return {"first": float(run_behind().judge._truth.true[0])}
+
+
+RUNS = []  # the run that ClaimsTruth is in
+
+
+class ClaimsTruth(Innocent):
+    """The same of a claim; the client may be in a thread, whose stack does not lead to the run."""
+
+    card = breaks("truth")
+
+    def init(self, server):
+        if run := run_behind():
+            RUNS[:] = [run]
+        return super().init(server)
+
+    def client(self, task, message, client):
+        noisy = bool(RUNS and RUNS[0].judge._truth.true[0] == 0)
+        return Reply(super().client(task, message, client).upload, claims=Claims(noisy=noisy))
 
 
 # ------------------------------------------------------------------------------------------------------- bytes
@@ -556,6 +718,9 @@ class Hiding(dict):
 
     def __iter__(self):
         return iter(key for key in dict.keys(self) if key != "secret")
+
+    def values(self):
+        return [self[key] for key in self]
 
 
 class HidesAnEntry(Innocent):
@@ -653,6 +818,16 @@ class InfiniteScores(Innocent):
         return {"main": certain}
 
 
+class WholeScores(Innocent):
+    """Scores that are no floats."""
+
+    card = breaks("predictors")
+
+    def predictors(self, state, server):
+        network = server.model(state, frozen=True)
+        return {"main": lambda images: (1000 * network(images)).long()}
+
+
 class Squeezed(Innocent):
     """A further predictor that gives one image's scores another shape."""
 
@@ -723,6 +898,18 @@ class Fails(Innocent):
         if server.round == 2:
             raise RuntimeError("the sum went wrong")
         return super().aggregate(state, uploads, server)
+
+
+class FailsBelow(Innocent):
+    """The error is raised within torch, by the second of two lines here that lead there."""
+
+    card = breaks("runs")
+
+    def client(self, task, message, client):
+        return Reply(self._loss())
+
+    def _loss(self):
+        return F.cross_entropy(torch.zeros(2, 3), torch.zeros(4, dtype=torch.int64))  # the failing line
 
 
 class NoTree(Innocent):
