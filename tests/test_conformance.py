@@ -334,7 +334,7 @@ FAST = ("--rounds", 3, "--only", "learns", "--only", "settings-json")
 def test_the_command_prints_a_line_a_rule_and_ends_well():
     lines = [line.split("\t") for line in done("check", "--method", "fedavg", *FAST).splitlines()]
     assert [line[:2] for line in lines] == [["settings-json", "ok"], ["learns", "ok"]]
-    assert all(len(line) == 4 for line in lines)
+    assert [line[3] for line in lines] == [rule.promise for rule in RULES if rule.name in ("settings-json", "learns")]
 
 
 def test_the_command_fails_with_what_where_and_what_to_do():
@@ -348,17 +348,37 @@ def test_the_command_fails_with_what_where_and_what_to_do():
 def test_the_command_prints_json():
     found = json.loads(done("check", "-m", "fedavg", "--json", *FAST))
     assert found["ok"]
+    assert found["rounds"] == 3
     assert [rule["rule"] for rule in found["rules"]] == ["settings-json", "learns"]
     result = call("check", "-m", f"{wicked.__file__}:Fails", "--json", *FAST, "--only", "runs")
     assert result.exit_code == 1
     found = json.loads(result.stdout)
     assert [rule["status"] for rule in found["rules"]] == ["ok", "not tried", "failed"]
     assert not found["ok"]
+    result = call("check", "-m", f"{wicked.__file__}:Fails", "--json", "--rounds", 3, "--only", "learns")
+    assert not json.loads(result.stdout)["ok"]  # what was not tried was not kept
+    result = call("check", "-m", f"{wicked.__file__}:WritesMessage", "--json", *FAST, "--only", "immutable")
+    remedy = {rule.name: rule.remedy for rule in RULES}["immutable"]
+    kept, broken, _ = json.loads(result.stdout)["rules"]
+    assert [kept[name] for name in ("what", "where", "what_to_do")] == [""] * 3
+    assert broken["where"] == "round 0, exchange 0, client 0, task 'train'"
+    assert (broken["what"], broken["what_to_do"]) == ("the message or the client's state was changed in place", remedy)
+
+
+def test_the_command_tells_of_each_broken_rule_and_takes_a_preset_and_full():
+    rules = ("--rounds", 1, "--only", "pure", "--only", "randomness")
+    result = call("check", "-m", f"{wicked.__file__}:CountsOnGenerators", *rules)
+    assert result.stdout.count("what to do: ") == 2
+    assert "unknown preset" in refused("check", "-m", "fedavg", *FAST, "--preset", "no such")
+    elsewhere = ("check", "-m", f"{wicked.__file__}:LooksAtProcesses", "--rounds", 1, "--only", "executors")
+    assert [call(*elsewhere, *more).exit_code for more in ((), ("--full",))] == [0, 1]
 
 
 def test_the_command_takes_settings_of_the_method_and_of_the_small_budget():
     words = ("check", "-m", "fedavg-relabel", "--only", "settings-json", "--set")
-    assert "correct_start = 30 lies beyond these 12 rounds" in done(*words, "correct_start=30")
+    said = done(*words, "correct_start=30")
+    assert "correct_start = 30 lies beyond these 12 rounds, so its stage was not tried: --rounds 32" in said
+    assert json.loads(done(*words, "correct_start=30", "--json"))["unreached"] == {"correct_start": 30}
     assert "batch" in refused("check", "-m", "fedavg", *FAST, "--set", "protocol.batch=0")
     assert "contradict each other" in refused(*words, "protocol.rounds=5", "--rounds", "6")
     assert json.loads(done(*words, "protocol.rounds=5", "--json"))["rounds"] == 5
