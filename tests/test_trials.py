@@ -7,9 +7,11 @@ import shutil
 import statistics
 import tomllib
 from collections import defaultdict
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from command_line import call, done, refused
 
 from flnoisebench import grid, trials
@@ -54,6 +56,22 @@ def results(out, method):
     return found
 
 
+def tried(path, **where):
+    """{method: its trials}, of runs that nobody carried out."""
+    found = defaultdict(lambda: defaultdict(list))
+    for one in grid.load(path, device="cpu", **where):
+        found[one.method][one.key].append(SimpleNamespace(settings=one))
+    return {
+        method: [trials.Trial(runs[0].settings, tuple(runs)) for runs in several.values()]
+        for method, several in found.items()
+    }
+
+
+def last(path, **where):
+    """{method: the last of its trials}."""
+    return {method: several[-1] for method, several in tried(path, **where).items()}
+
+
 def test_the_highest_mean_over_the_draws_is_chosen(swept):
     said = json.loads(choose(swept, "--json"))
     assert list(said) == ["fedavg", "fedavg-gce"]
@@ -67,6 +85,43 @@ def test_the_highest_mean_over_the_draws_is_chosen(swept):
     head, *lines = choose(swept).splitlines()
     assert head.split("\t") == ["method", "chosen", "noisy-validation, %", "next best", "trials"]
     assert [line.split("\t")[0] for line in lines] == ["fedavg", "fedavg-gce"]
+
+
+def test_what_is_said_of_a_choice_is_of_its_runs_and_of_the_trials_beside_it(tmp_path, monkeypatch):
+    path = tmp_path / "trials.toml"
+    rates = "[0.03, 0.1]\nprotocol.optimiser.momentum = [0.5, 0.9]"
+    path.write_text(TRIALS.replace("[0.03, 0.1]", rates).replace("[20, 21]", "[20, 21, 22]"))
+    path.write_text(path.read_text().replace('["fedavg", "fedavg-gce"]', '"fedcova"\npreset = "no-corrector"'))
+    several = tried(path)["fedcova"]
+    accuracies = [[83.0, 83.0, 83.0], [80.0, 84.0, 88.0], [99.0, 99.0, None], [70.0, 70.0, 70.0]]
+
+    def measured(trial, values):
+        results = [
+            SimpleNamespace(
+                settings=result.settings,
+                status="failed" if value is None else "complete",
+                accuracy=SimpleNamespace(last5_mean=value),
+                environment={"commit": "a" * 40},
+            )
+            for result, value in zip(trial.results, values, strict=True)
+        ]
+        return trials.Trial(trial.settings, tuple(results))
+
+    found = [measured(trial, values) for trial, values in zip(several, accuracies, strict=True)]
+    single = trials.Trial(found[1].settings, found[1].results[2:])
+    monkeypatch.setattr(trials, "load", lambda *words, **named: {"fedcova": found, "lone": [single, found[2]]})
+    said = json.loads(done("choose", path, "--device", "cpu", "--json"))
+    chosen = ["protocol.optimiser.lr=0.03", "protocol.optimiser.momentum=0.9"]
+    both = {"preset": "no-corrector", "set": chosen, "failed": 1}
+    assert said == {
+        "fedcova": {**both, "accuracy": 84.0, "std": 4.0, "next": 83.0, "trials": 4},
+        "lone": {**both, "accuracy": 88.0, "std": None, "next": None, "trials": 2},
+    }
+    values = " ".join(["preset no-corrector", *chosen])
+    assert [line.split("\t") for line in done("choose", path, "--device", "cpu").splitlines()[1:]] == [
+        ["fedcova", values, "84.00 ± 4.00", "83.00", "4, 1 failed"],
+        ["lone", values, "88.00", "-", "2, 1 failed"],
+    ]
 
 
 def test_the_grid_that_it_writes_runs_the_choices_on_other_draws_and_the_test_images(swept, tmp_path):
@@ -116,6 +171,9 @@ def test_the_log_has_every_run_with_what_it_takes_to_try_it_again(swept, tmp_pat
     [
         ('evaluate-on = "noisy-validation"', "", "measured on 'test', which is for reporting"),
         ('evaluate-on = "noisy-validation"', 'evaluate-on = "test-b"', "'test-b', which is for reporting"),
+        ('"noisy-validation"', '["noisy-validation", "validation"]', "trials share one evaluate-on"),
+        ("rounds = 3", 'rounds = 3\nprecision = ["fp32", "tf32"]', "trials share one precision"),
+        ("[set]", '[set]\nprotocol.model = ["mlp", "small-cnn"]', "trials share one protocol.model"),
         ("rounds = 3", "rounds = [3, 4]", "trials share one rounds"),
         ("[set]", "[set]\nprotocol.participation = [0.5, 1.0]", "trials share one protocol.participation"),
         (
@@ -167,8 +225,28 @@ def test_a_trial_whose_result_was_edited_is_not_chosen(swept, tmp_path):
 def test_a_draw_that_was_chosen_on_is_not_reported(swept, tmp_path):
     path, out = swept
     words = ("choose", path, "--out", out, "--device", "cpu", "--grid", tmp_path / "tuned.toml", "--draw", "20")
-    assert "draws [20] are those that values were chosen on" in refused(*words)
-    assert not (tmp_path / "tuned.toml").exists()
+    said = refused(*words, "--log", tmp_path / "log.csv")
+    assert "draws [20] are those that values were chosen on" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+METHODS = 'method = ["fedavg", "fedavg-gce"]\n'
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "further", "found"),
+    [
+        ("", "", f"[[include]]\n{METHODS}clients = 6\n", "_m6.* would be in the trials or in the grid"),
+        ("0.1", '0.1\nprotocol.precision = "tf32"', "", "precision is tf32 in the trials, and would be fp32"),
+        (METHODS, "", f'[[include]]\n{METHODS}oracle = "clean-samples"\n', "oracle is clean-samples in the trials"),
+    ],
+)
+def test_what_the_keys_that_it_repeats_do_not_say_is_refused(tmp_path, old, new, further, found):
+    path = tmp_path / "trials.toml"
+    text = TRIALS.replace("[20, 21]", "20").replace("[0.03, 0.1]", "0.1")
+    path.write_text(text.replace(old, new, 1) + further)
+    with pytest.raises(ValueError, match=found):
+        trials.final_grid(path, last(path), [3], device="cpu")
 
 
 def test_scenarios_that_the_written_grid_could_not_say_are_refused(swept, tmp_path):
@@ -203,15 +281,40 @@ def test_however_a_scenario_is_said_the_written_grid_has_it(swept, tmp_path, sai
 def test_trials_of_several_scenarios_are_reported_on_all_of_them(tmp_path):
     path = tmp_path / "two.toml"
     path.write_text(TRIALS.replace("noise-set.include_true = false", "noise-set.include_true = [true, false]"))
-    tried = defaultdict(list)
-    for one in grid.load(path, device="cpu"):
-        tried[one.method, one.key].append(SimpleNamespace(settings=one))
-    chosen = {method: trials.Trial(runs[0].settings, tuple(runs)) for (method, _), runs in tried.items()}
-    text = trials.final_grid(path, chosen, [3], device="cpu")
+    text = trials.final_grid(path, last(path), [3], device="cpu")
     found = grid.runs_of(grid.expand(tomllib.loads(text)), device="cpu")
     assert [(one.method, one.scenario.noise.include_true) for one in found] == [
         (method, own) for method in ("fedavg", "fedavg-gce") for own in (True, False)
     ]
+
+
+@pytest.mark.parametrize(
+    ("chosen_on", "reported"), [("validation", "test"), ("noisy-validation", "test"), ("test-a", "test-b")]
+)
+def test_all_values_of_a_choice_are_one_run_a_draw_on_images_that_it_was_not_chosen_on(tmp_path, chosen_on, reported):
+    path = tmp_path / "trials.toml"
+    text = TRIALS.replace('"noisy-validation"', f'"{chosen_on}"').replace(
+        "protocol.optimiser", "protocol.batch = 16\nprotocol.optimiser"
+    )
+    path.write_text(text.replace("holdout = 0.2\n", "") if chosen_on == "test-a" else text)
+    (tmp_path / "tuned.toml").write_text(trials.final_grid(path, last(path), [3, 4], device="cpu"))
+    found = grid.load(tmp_path / "tuned.toml", device="cpu")
+    assert [(one.method, one.scenario.draw) for one in found] == [
+        (method, draw) for method in ("fedavg", "fedavg-gce") for draw in (3, 4)
+    ]
+    assert {(one.protocol.batch, one.protocol.optimiser.lr) for one in found} == {(16, 0.1)}
+    assert {(one.choices, one.evaluate_on) for one in found} == {(chosen_on, reported)}
+
+
+def test_the_grid_for_images_of_ones_own_has_their_clients_and_repeats_by_seeds(tmp_path):
+    (tmp_path / "train.csv").write_text("path,label,client\na.png,cat,north\nb.png,dog,south\nc.png,dog,north\n")
+    (tmp_path / "test.csv").write_text("path,label\nd.png,cat\n")
+    path = Path(__file__).parents[1] / "examples" / "own.toml"
+    chosen = last(path, data_root=tmp_path)
+    (tmp_path / "tuned.toml").write_text(trials.final_grid(path, chosen, [0, 1], device="cpu", data_root=tmp_path))
+    found = grid.load(tmp_path / "tuned.toml", device="cpu", data_root=tmp_path)
+    assert [(one.method, one.seed) for one in found] == [(method, seed) for method in chosen for seed in (0, 1)]
+    assert {one.scenario.clients for one in found} == {2}
 
 
 def test_where_nothing_but_the_holdout_is_drawn_the_choices_are_reported_by_seeds(tmp_path):
@@ -229,6 +332,9 @@ def test_where_nothing_but_the_holdout_is_drawn_the_choices_are_reported_by_seed
         (0, 1),
         (0, 2),
     ]
+    path.write_text(path.read_text().replace('noise = "clean"', 'noise = ["clean", "fedcova-sym"]'))
+    with pytest.raises(ValueError, match=r"draws \[0, 1\] are those that values were chosen on"):  # one of two is drawn
+        trials.final_grid(path, last(path), [0, 1, 2], device="cpu")
 
 
 def test_folders_of_the_files_that_it_writes_are_made_and_what_cannot_be_written_is_named(swept, tmp_path):
@@ -259,7 +365,11 @@ def test_trials_of_several_commits_are_said_to_be(swept, tmp_path):
     shutil.copytree(out, tmp_path / "runs")
     result = next((tmp_path / "runs").rglob("result.json"))
     content = json.loads(result.read_text())
+    own = content["environment"]["commit"]
     content["environment"]["earlier"] = [{**content["environment"], "commit": "e" * 40}]  # stopped, and went on
+    result.write_text(json.dumps(content))
+    said = call("choose", path, "--out", tmp_path / "runs", "--device", "cpu")
+    assert f"made by several commits: {', '.join(sorted([own, 'e' * 40]))}" in said.stderr
     content["environment"]["commit"] = "f" * 40
     result.write_text(json.dumps(content))
     log = tmp_path / "log.csv"
@@ -279,6 +389,7 @@ def test_a_trial_that_failed_is_counted_and_never_chosen(swept, tmp_path):
     failed = winner._replace(results=(broken, *winner.results[1:]))
     tried = [failed if trial is winner else trial for trial in found["fedavg"]]
     assert trials.best(tried) is next(trial for trial in found["fedavg"] if trial is not winner)
+    assert trials.best([winner, winner._replace(settings=failed.settings)]) is winner  # of equal ones the first
     with pytest.raises(ValueError, match="each trial of fedavg has a run that failed"):
         trials.best([failed])
     statuses = [line.split(",")[6] for line in trials.log({"fedavg": tried}).splitlines()[1:]]
@@ -302,4 +413,10 @@ def test_presets_are_trials_too_and_halves_of_the_test_set_are_for_choosing(tmp_
 
 
 def test_a_device_that_there_is_not_is_refused(swept):
-    assert call("choose", swept[0], "--device", "gpu").exit_code == 2
+    assert "unknown device 'gpu'" in refused("choose", swept[0], "--device", "gpu")
+
+
+def test_without_a_device_it_is_this_hosts(swept, monkeypatch):
+    path, out = swept
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert done("choose", path, "--out", out) == choose(swept)
