@@ -416,7 +416,10 @@ def test_a_device_that_there_is_not_is_refused(swept):
     assert "unknown device 'gpu'" in refused("choose", swept[0], "--device", "gpu")
 
 
-def test_without_a_device_it_is_this_hosts(swept, monkeypatch):
-    path, out = swept
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert done("choose", path, "--out", out) == choose(swept)
+@pytest.mark.parametrize(("gpus", "device"), [(False, "cpu"), (True, "cuda")])
+def test_without_a_device_the_runs_are_looked_for_that_a_sweep_makes_here(tmp_path, monkeypatch, gpus, device):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus)
+    seen = []
+    monkeypatch.setattr(trials, "load", lambda *words, **named: seen.append(named["device"]) or {})
+    call("choose", tmp_path / "trials.toml", "--json")
+    assert seen == [device]
