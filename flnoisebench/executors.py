@@ -72,6 +72,8 @@ def _claims_checked(claims: Claims, size: int) -> Claims:
             fits = value.dtype == torch.int64
         if not fits:
             raise ValueError(f"claims.{name} must be a tensor [{size}] of {kind}")
+        if value.requires_grad:
+            raise ValueError(f"claims.{name} still carries a gradient; detach it")
     if not (claims.noisy is None or isinstance(claims.noisy, bool)):
         raise ValueError(f"claims.noisy must be True, False or None, not {type(claims.noisy).__name__}")
     return claims

@@ -586,6 +586,8 @@ class Faulty(Averaging):
             claims = Claims(clean=torch.full((client.size,), 1.5))
         if self._bad(client, "negative claim"):
             claims = Claims(clean=torch.full((client.size,), -0.5))
+        if self._bad(client, "gradient claim"):
+            claims = Claims(clean=torch.ones(client.size, requires_grad=True))
         if self._bad(client, "bool claim"):
             claims = Claims(clean=torch.ones(client.size, dtype=torch.bool))
         if self._bad(client, "short claim"):

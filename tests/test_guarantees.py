@@ -827,6 +827,7 @@ CLIENT_FAULTS = {
     "nan claim": "claims.clean",
     "large claim": r"claims.clean must be a tensor \[24\] of floats in \[0, 1\]",
     "negative claim": r"claims.clean must be a tensor \[24\] of floats in \[0, 1\]",
+    "gradient claim": "claims.clean still carries a gradient; detach it",
     "bool claim": "claims.clean",
     "short claim": r"claims.labels must be a tensor \[24\]",
     "noisy claim": "claims.noisy",
@@ -862,8 +863,8 @@ SERVER_FAULTS = {
 RETURNED = {
     "client": {
         "nan upload", "inf upload", "no tree", "gradient", "no reply", "aliased upload", "aliased state", "nan claim",
-        "large claim", "negative claim", "bool claim", "short claim", "noisy claim", "no metric", "many metrics",
-        "network metric",
+        "large claim", "negative claim", "gradient claim", "bool claim", "short claim", "noisy claim", "no metric",
+        "many metrics", "network metric",
     },
     "plan": {
         "cohort", "cohort outside", "strange cohort", "private for no client", "strange private", "private outside",
