@@ -202,6 +202,7 @@ def test_a_report_says_what_where_and_what_to_do():
         (wicked.PeeksAtTruth, "round 0: digest"),
         (wicked.TellsTruth, "round 0: diagnostics"),
         (wicked.ClaimsTruth, "round 0, exchange 0, client 0, task 'train': its claims"),
+        (wicked.ServerClaimsTruth, "round 0, exchange 0, aggregate: its claims"),
     ],
 )
 def test_where_two_runs_part_is_told_with_the_round_and_what_differs_in_it(method, where):
@@ -215,6 +216,11 @@ def test_a_method_that_was_not_tried_on_a_rule_has_not_kept_it():
     assert not report.ok
     with pytest.raises(AssertionError, match="not tried: learns\n  what: the plain run fails: "):
         report.require()
+
+
+def test_half_of_the_test_images_are_not_enough_and_one_more_is():
+    assert check(wicked.RightOn, only=["learns"], rounds=1).failed[0].what.startswith("50.0 % of ")
+    assert check(wicked.RightOn, only=["learns"], rounds=1, settings={"right": 31}).ok
 
 
 def test_settings_without_a_reason_are_named():
@@ -361,6 +367,7 @@ def test_the_command_prints_json():
     remedy = {rule.name: rule.remedy for rule in RULES}["immutable"]
     kept, broken, _ = json.loads(result.stdout)["rules"]
     assert [kept[name] for name in ("what", "where", "what_to_do")] == [""] * 3
+    assert kept["promise"] == next(rule.promise for rule in RULES if rule.name == "settings-json")
     assert broken["where"] == "round 0, exchange 0, client 0, task 'train'"
     assert (broken["what"], broken["what_to_do"]) == ("the message or the client's state was changed in place", remedy)
 

@@ -561,15 +561,24 @@ class PeeksAtOthersImages(Innocent):
         return Reply(moved(super().client(task, message, client).upload, brightness))
 
 
-class ClaimsByOthers(Innocent):
-    """What goes into the record only is of all clients' labels."""
+class MeasuresOthers(Innocent):
+    """What goes into the record only is of all clients' labels: a metric."""
 
     card = breaks("client-sight")
 
     def client(self, task, message, client):
         upload = super().client(task, message, client).upload
-        others = engine_behind().given.float()
-        return Reply(upload, metrics={"others": others.mean()}, claims=Claims(noisy=bool(others[0] > client.id)))
+        return Reply(upload, metrics={"others": engine_behind().given.float().mean()})
+
+
+class ClaimsByOthers(Innocent):
+    """The same of a claim."""
+
+    card = breaks("client-sight")
+
+    def client(self, task, message, client):
+        upload = super().client(task, message, client).upload
+        return Reply(upload, claims=Claims(noisy=bool(engine_behind().given[0] == 0)))
 
 
 class LeavesLabelsToOthers(Innocent):
@@ -710,6 +719,17 @@ class ClaimsTruth(Innocent):
         return Reply(super().client(task, message, client).upload, claims=Claims(noisy=noisy))
 
 
+class ServerClaimsTruth(ClaimsTruth):
+    """The same of the server's."""
+
+    def client(self, task, message, client):
+        return Innocent.client(self, task, message, client)
+
+    def aggregate(self, state, uploads, server):
+        server.claim([int(RUNS[0].judge._truth.true[0])])
+        return super().aggregate(state, uploads, server)
+
+
 # ------------------------------------------------------------------------------------------------------- bytes
 
 
@@ -781,6 +801,18 @@ class LearnsNothing(Innocent):
 
     def predictors(self, state, server):
         return {"main": lambda images: torch.eye(server.classes)[0].expand(len(images), -1)}
+
+
+class RightOn(LearnsNothing):
+    """As many of the check's 60 test images as a setting says are answered right."""
+
+    class Config(Config):
+        right: int = Field(30, why="to try the bound")
+
+    def predictors(self, state, server):
+        labels = torch.arange(60) % 3  # as tiny_arrays has them
+        answers = F.one_hot((labels + (torch.arange(60) >= self.config.right)) % 3, 3).float()
+        return {"main": lambda images: answers[: len(images)]}
 
 
 class NoPredictor(Innocent):
