@@ -179,7 +179,7 @@ def test_what_only_another_process_shows_is_caught_with_full():
     assert check(method, only=["executors"], **SHORT).ok
     report = check(method, only=["executors"], full=True, **SHORT)
     assert statuses(report) == {"executors": "failed"}
-    assert "processes" in report.findings[0].what
+    assert report.findings[0].what == "the executor processes gives another run than serial"
 
 
 # ------------------------------------------------------------------------------------------------------ reports
@@ -257,6 +257,12 @@ def test_an_error_within_a_library_is_reported_with_the_methods_own_last_line_an
     assert what.endswith(f"({wicked.__file__}, line {line})")
     what = check(wicked.DividesBySteps, only=["batchnorm"], **SHORT).findings[0].what
     assert what.startswith("DividesBySteps, round 0, exchange 0, client 1, task 'train': ZeroDivisionError: ")
+
+
+def test_what_a_preset_breaks_is_reported_with_the_preset_and_the_kind_of_error():
+    finding = check(wicked.OddStart, only=["constructs"]).findings[0]
+    assert finding.what.startswith(f"KeyError: 'small-cnn' ({wicked.__file__}, line ")
+    assert finding.where == "preset 'odd'"
 
 
 def test_what_a_hook_returned_is_reported_with_the_hook_and_its_line():

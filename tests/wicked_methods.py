@@ -498,12 +498,18 @@ class DrawsTorch(Draws):
 
 
 class DrawsNumpy(Draws):
+    """The clients and the server in turn, so that those or this one alone gets other numbers."""
+
     def network(self, encoder):  # moves torch's generator, which the runtime puts back
         torch.rand(3)
         return super().network(encoder)
 
+    def client(self, task, message, client):
+        upload = super().client(task, message, client).upload
+        return Reply(moved(upload, np.random.rand()))  # the numpy line
+
     def aggregate(self, state, uploads, server):
-        return moved(super().aggregate(state, uploads, server), np.random.rand())  # the numpy line
+        return moved(super().aggregate(state, uploads, server), np.random.rand())
 
 
 class DrawsRandom(Draws):
