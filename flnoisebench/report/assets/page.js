@@ -446,9 +446,7 @@ const flnoisebench = (() => {
     filter();
     addEventListener("hashchange", () => {  // another view's address, pasted where this page is open: no visit anew
       if (!location.hash.startsWith("#?")) return;
-      const said = location.hash;
-      filters.reset();
-      history.replaceState(null, "", said);
+      filters.reset();  // which filters the table in a moment, by what is recalled
       recall();
     });
     let width = document.documentElement.clientWidth;
