@@ -78,7 +78,7 @@ def snapshot(folder):
 
 # One process imports torch; each session of a run is a fork of it, which is killed without warning.
 DRIVER = """
-    import errno, json, os, random, resource, signal, sys, time
+    import errno, json, os, random, resource, signal, sys, time, traceback
     from pathlib import Path
 
     import fixture_methods as fixtures
@@ -108,7 +108,10 @@ DRIVER = """
         except OSError as error:
             (out / (name + ".error")).write_text(f"{error.errno} {error}")
             status = 3
+        except Exception:
+            traceback.print_exc()
         finally:
+            sys.stderr.flush()
             os._exit(status)
 
     def ended(pid):
@@ -184,6 +187,7 @@ def killed(tmp_path_factory):
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, script, out], env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
+    sys.stderr.write(done.stderr)  # what ended a session, beside a test that fails of it
     report = json.loads(done.stdout.splitlines()[-1])
 
     def found(name):
