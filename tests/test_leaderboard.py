@@ -14,8 +14,8 @@ from flnoisebench import provenance, records
 from flnoisebench.cli.leaderboard import stated_by
 from flnoisebench.leaderboard import COLUMNS, FLAGS, Entry, Row, board, entries, rows_of
 from flnoisebench.leaderboard.agreement import agreement
-from flnoisebench.leaderboard.comparison import by_draw, paired
-from flnoisebench.leaderboard.rows import by_cell, csv_text, row_from
+from flnoisebench.leaderboard.comparison import paired
+from flnoisebench.leaderboard.rows import csv_text, row_from
 
 HISTORIC = Path(__file__).parent / "historic_results"
 
@@ -1057,17 +1057,16 @@ def test_the_documented_tables_are_the_leaderboards(dataset, head, at, methods):
 def test_the_documented_cifar10_draws_are_the_leaderboards(head, noise, rho):
     """Every draw of the nine methods, and the difference to FedAvg over the draws that both have."""
     root = Path(__file__).resolve().parents[1]
-    runs = by_cell(board.read(root / "leaderboards", "cifar10")[1])
     found = {
-        row.title.removesuffix(" (federated)"): by_draw(runs[row.cell])
+        row.title.removesuffix(" (federated)"): row.by_draw
         for row in board.read(root / "leaderboards", "cifar10")[0]
         if (row.noise, row.rho, row.track, row.rounds, row.changed) == (noise, rho, "common", 120, "")
         and (row.participation, row.lr, row.optimiser) == (1, 0.1, "sgd momentum=0.9 weight_decay=0.0005")
     }
     text = (root / "benchmarks" / "README.md").read_text(encoding="utf-8")
     text = text[text.index(head) :]
-    head, _, *lines = text[text.index("| method |") :].split("\n\n")[0].splitlines()
-    names, *cells = ([cell.strip() for cell in line.split("|")[1:-1]] for line in (head, *lines))
+    heading, _, *lines = text[text.index("| method |") :].split("\n\n")[0].splitlines()
+    names, *cells = ([cell.strip() for cell in line.split("|")[1:-1]] for line in (heading, *lines))
     table = [dict(zip(names, said, strict=True)) for said in cells]
     assert {line["method"] for line in table} == set(found)
     for line in table:

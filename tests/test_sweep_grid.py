@@ -399,11 +399,8 @@ def test_there_are_as_many_slurm_jobs_as_runs_are_left_for_and_none_is_taken_awa
 def test_slurm_jobs_with_a_gpu_compute_on_it_unless_told_otherwise(tmp_path):
     pytest.importorskip("dask_jobqueue")
     profile = EXAMPLES / "slurm.toml"
-    assert [place_of(device, None, 1, None, profile)[1] for device in ("auto", "cuda", "cpu")] == [
-        "cuda",
-        "cuda",
-        "cpu",
-    ]
+    found = [place_of(device, None, 1, None, profile)[1] for device in ("auto", "cuda", "cpu")]
+    assert found == ["cuda", "cuda", "cpu"]
     (tmp_path / "slurm.toml").write_text('jobs = 1\ncores = 1\nmemory = "1GB"\n')
     assert place_of("auto", None, 1, None, tmp_path / "slurm.toml")[1] == "cpu"
     with pytest.raises(ValueError, match="--device cuda needs gpu = true there"):
