@@ -16,6 +16,7 @@ from flnoisebench import protocols, registry
 from flnoisebench.api import Config, Field, Protocol, near, unstated
 from flnoisebench.scenario import (
     PARTITION_READS,
+    PLACE,
     PRESET_PARTITIONS,
     Noise,
     Partition,
@@ -68,8 +69,15 @@ class Settings(Config):
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:10]
 
     def same_run(self, other: Settings) -> bool:
-        """Whether they are one run's, however they were said."""
-        return self.model_dump(mode="json", exclude=SAID) == other.model_dump(mode="json", exclude=SAID)
+        """Whether they are one run's, however they were said and wherever the file of a split lies."""
+        apart: Any = {**dict.fromkeys(SAID, True), "scenario": {"partition": PLACE}}
+        return self.model_dump(mode="json", exclude=apart) == other.model_dump(mode="json", exclude=apart)
+
+    @property
+    def published(self) -> Settings:
+        """As others may read them: of the file of a split its name, and not where on somebody's machine it lies."""
+        cut = self.scenario.partition.model_copy(update={"file": Path(self.scenario.partition.file).name})
+        return self.model_copy(update={"scenario": self.scenario.model_copy(update={"partition": cut})})
 
     @property
     def repetition(self) -> int:

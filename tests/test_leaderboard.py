@@ -1023,6 +1023,38 @@ def test_why_equal_bits_were_not_to_be_expected_is_said_and_breaks_nothing(both,
     assert (one.bits, one.but, one.broken) == ("differ", why, False)
 
 
+def test_a_split_is_known_by_its_content_wherever_its_file_lies(tmp_path, monkeypatch):
+    """Moved or renamed between two sessions, runs go on; published, nobody reads where it lay; its draws are a row."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(PLUGIN)
+    for name in ("here/split.csv", "there/renamed.csv"):
+        Path(name).parent.mkdir()
+        Path(name).write_text("index,client\n" + "".join(f"{i},{i % 5}\n" for i in range(1438)))
+    here, there = (("--partition-set", f"file={tmp_path / name}") for name in ("here/split.csv", "there/renamed.csv"))
+    run = ("run", "--method", "mine.py:Mine", "--rounds", "3", "--json")
+    whole = json.loads(done(*run, *there, "--out", "whole").splitlines()[-1])
+    assert call(*run, *here, TROUBLE="stop").exit_code == 130
+    shutil.rmtree("here")
+    assert json.loads(done(*run, *there).splitlines()[-1])["digest"] == whole["digest"]
+    assert (
+        json.loads(done(*run, "--partition-set", "file=there/renamed.csv").splitlines()[-1])["digest"]
+        == whole["digest"]
+    )
+    Path("there").rename("elsewhere")
+    done(*run, "--partition-set", "file=elsewhere/renamed.csv", "--draw", "1")
+    done("leaderboard", "build", "runs", "--out", "board", FLNOISEBENCH_COMMIT="0123456")
+    (row,) = board.read(Path("board"), "digits")[0]
+    assert (row.draws, row.partition[:9]) == ("0 1", "manifest-")
+    for path in Path("board").rglob("*.json"):
+        assert json.loads(path.read_text())["settings"]["scenario"]["partition"]["file"] == "renamed.csv"
+        assert str(tmp_path) not in path.read_text()
+    failed = call("leaderboard", "rerun", "board/digits.csv:2")
+    assert failed.exit_code == 1
+    assert "wanted is the split whose SHA-256 is" in failed.stderr
+    shutil.copy("elsewhere/renamed.csv", ".")
+    assert call("leaderboard", "rerun", "board/digits.csv:2", "--draw", "1").exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("dataset", "head", "at", "methods"),
     [("digits", "(.4, .5), 22.1 %", 3, 14), ("fashion-mnist", "(.4, .5), 15.5 %", 1, 14)],

@@ -399,7 +399,9 @@ def test_a_split_file_is_pinned_by_its_content(tmp_path):
     with pytest.raises(ValueError, match="is another file now"):
         read_split(spec, 2, "x")
     slug = ScenarioSpec(dataset="d", noise=Noise(), noise_name="fedcova-sym", partition=spec).slug
-    assert f"_manifest-split-{spec.file_sha256[:8]}_" in slug
+    assert f"_manifest-{spec.file_sha256[:8]}_" in slug
+    with pytest.raises(FileNotFoundError, match=f"wanted is the split whose SHA-256 is {spec.file_sha256}"):
+        pinned(spec.model_copy(update={"file": str(tmp_path / "gone.csv")}))
 
 
 def test_a_manifest_lends_its_split_to_other_noise_but_not_to_other_data(tmp_path):

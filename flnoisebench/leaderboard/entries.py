@@ -169,6 +169,7 @@ class Entry(Config):
             if name not in ("schema_version", "curves", "last5")
         }
         content["failure"] = result.failure and result.failure.splitlines()[0]
+        content["settings"] = result.settings.published
         try:
             # the records know these means too, so that runs of before the result kept them have rows
             entry = cls(**content, last5=LastRounds.of(rounds), curves=Curves.of(rounds))

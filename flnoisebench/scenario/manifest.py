@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,7 +40,7 @@ from flnoisebench.scenario.corruption import (
     whole,
 )
 from flnoisebench.scenario.noise import NOISE_PRESETS, Noise, parts, reads
-from flnoisebench.scenario.partition import Partition, parameters, pinned, read_csv, split
+from flnoisebench.scenario.partition import PLACE, Partition, parameters, pinned, read_csv, split
 from flnoisebench.streams import numpy_stream
 
 SCHEMA = 1
@@ -79,14 +78,15 @@ class ScenarioSpec(Config):
         """A folder's name, such as ``fedcova-sym-rho0.6-tau0.7_bernoulli-dirichlet-p0.5-alpha5_m20``.
 
         Specifications that differ share no slug, data set and draw apart (a run's path has those on levels of their
-        own): what the name does not print and the preset does not imply goes into a suffix of six hex digits.
+        own) and the name of a split's file, whose content is printed: what the name does not print and the preset does
+        not imply goes into a suffix of six hex digits.
         """
         printed = [name for name in _SHORT if name in reads(self.noise)]
         shown = {name: getattr(self.noise, name) for name in printed}
         cut = parameters(self.partition)
         words = [
             "-".join([self.noise_name, *(f"{_SHORT[name]}{_number(value)}" for name, value in shown.items())]),
-            "-".join([self.partition.law, *(_CUT[name](value) for name, value in cut.items())]),
+            "-".join([self.partition.law, *(_CUT[name](cut[name]) for name in cut if name not in PLACE)]),
             f"m{self.clients}",
         ]
         if self.holdout:
@@ -94,7 +94,7 @@ class ScenarioSpec(Config):
         known = NOISE_PRESETS.get(self.noise_name)
         implied = known and known[0].model_copy(update=shown)
         if self.noise != implied or self.partition != Partition(law=self.partition.law, **cut):
-            rest = self.model_dump_json(exclude={"dataset", "draw"})
+            rest = self.model_dump_json(exclude={"dataset": True, "draw": True, "partition": PLACE})
             words.append(hashlib.sha256(rest.encode()).hexdigest()[:6])
         return "_".join(words)
 
@@ -105,7 +105,6 @@ _CUT: dict[str, Callable[[Any], str]] = {
     "alpha": lambda value: f"alpha{_number(value)}",
     "shards": lambda value: f"s{value}",
     "per_client": lambda value: f"k{value}",
-    "file": lambda value: re.sub(r"[^a-z0-9]+", "-", Path(value).stem.lower()).strip("-")[:20] or "file",
     "file_sha256": lambda value: value[:8] or "unpinned",
 }
 

@@ -87,6 +87,8 @@ PARTITION_READS: dict[str, tuple[str, ...]] = {
     "classes": ("per_client",), "quantity": ("alpha",), "manifest": ("file", "file_sha256"), "natural": (),
 }  # fmt: skip
 
+PLACE = {"file"}  # the fields that say where a split's file lies: its content is pinned, and decides alone
+
 PARTITION_LAWS: dict[str, str] = {  # in a line each; the whole law is in Partition's docstring
     "iid": "at random, all clients of one size",
     "dirichlet": "each class is shared among all clients by shares ~ Dir(alpha)",
@@ -113,7 +115,8 @@ def pinned(spec: Partition) -> Partition:
         return spec
     path = Path(spec.file)
     if not path.is_file():
-        raise FileNotFoundError(f"partition 'manifest': there is no file {path.absolute()}")
+        wanted = f"; wanted is the split whose SHA-256 is {spec.file_sha256}" if spec.file_sha256 else ""
+        raise FileNotFoundError(f"partition 'manifest': there is no file {path.absolute()}{wanted}")
     with path.open("rb") as opened:
         found = hashlib.file_digest(opened, "sha256").hexdigest()
     if spec.file_sha256 not in ("", found):
