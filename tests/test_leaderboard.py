@@ -164,6 +164,7 @@ def pair(**settings):
         ("wrong-protocol", pair(track="own", changes=["protocol.model=small-cnn"], choices="validation")),
         ("wrong-protocol", pair(track="own", changes=["protocol.participation=0.5"], choices="validation")),
         ("failed-runs", [*pair(), entry(FULL, draw=2, status="failed")]),
+        ("unsteady", [entry((*FULL[:-2], 50.0 + up, 50.0 - up), draw=draw) for draw, up in ((0, -10.5), (1, 0.0))]),
         ("choosing-set", pair(evaluate_on="test-a")),
         ("choosing-set", pair(evaluate_on="validation", holdout=0.2)),
         ("choosing-set", pair(method="fedcova", changes=["alpha=7"], choices="test")),
@@ -202,6 +203,7 @@ def test_what_is_to_be_doubted_is_flagged_and_nothing_else(flag, runs):
     "runs",
     [
         pair(),
+        [entry((*FULL[:-1], 50.0 + up), draw=draw) for draw, up in enumerate((-40.0, 40.0, 14.9))],  # 4.97 in the mean
         pair(precision="bf16"),  # the hardware's
         pair(track="own", changes=["protocol.optimiser.lr=0.03"], choices="validation"),  # the method's recipe
         pair(method="fedcova", changes=["alpha=7"], choices="validation"),

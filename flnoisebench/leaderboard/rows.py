@@ -17,6 +17,7 @@ from typing import Any
 from flnoisebench import protocols, registry
 from flnoisebench.api import Config, Field, Preset
 from flnoisebench.leaderboard.entries import Entry, hardware, sessions
+from flnoisebench.records import LAST_ROUNDS
 from flnoisebench.scenario.noise import reads
 from flnoisebench.settings import Settings
 
@@ -27,6 +28,7 @@ FLAGS = {  # what a reader has to know about a row, in this order
     "wrong-protocol": "the budget is not the data set's own",
     "failed-runs": "some runs failed and are in no mean",
     "ended-early": "some runs ended before the last round of their budget",
+    "unsteady": "had its runs ended a round earlier, its mean would be another by more than a point",
     "choosing-set": "measured on images that values were, or may have been, chosen on",
     "unstated-choices": "values were set by hand, and nobody said on what they were chosen",
     "mixed-commits": "its runs were made by different code",
@@ -425,6 +427,7 @@ def flags_of(cell: Sequence[Entry]) -> list[str]:
         "wrong-protocol": not follows_protocol(settings),
         "failed-runs": len(done) < len(cell),
         "ended-early": any(entry.rounds < entry.settings.protocol.rounds for entry in done),
+        "unsteady": abs(_by_the_last_round(done)) > 1,
         "choosing-set": any(chosen_on_reported(entry.settings) for entry in cell),
         "unstated-choices": any(entry.settings.choices == "unstated" and set_by_hand(entry.settings) for entry in cell),
         "mixed-commits": len({(said["commit"], said["method_sha256"]) for said in environments}) > 1,
@@ -433,6 +436,15 @@ def flags_of(cell: Sequence[Entry]) -> list[str]:
         "not-installable": ".py" in settings.method,
     }
     return [flag for flag in FLAGS if found[flag]]
+
+
+def _by_the_last_round(done: Sequence[Entry]) -> float:
+    """By how much their last round changed the mean of ``last5_mean``, in points; 0 where there were no five before.
+    Under noise the average of models may swing between what clean and what noisy clients teach, round by round, and
+    five rounds hold three of one kind."""
+    curves = [[value for value in entry.curves.accuracy if value is not None] for entry in done]
+    changes = [(known[-1] - known[-1 - LAST_ROUNDS]) / LAST_ROUNDS for known in curves if len(known) > LAST_ROUNDS]
+    return statistics.fmean(changes) if changes else 0.0
 
 
 def chosen_on_reported(settings: Settings) -> bool:
