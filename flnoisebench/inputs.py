@@ -98,14 +98,22 @@ def build_scenario(
 
 
 def check_scenario(
-    scene: scenario.Scenario, truth: scenario.Truth, dataset: Dataset, arrays: Arrays, data_root: Path | None = None
+    scene: scenario.Scenario,
+    truth: scenario.Truth,
+    dataset: Dataset,
+    arrays: Arrays,
+    data_root: Path | None = None,
+    *,
+    own_split: bool = False,
 ) -> list[str]:
-    """What is wrong with a scenario on a loaded data set, in words."""
+    """What is wrong with a scenario on a loaded data set, in words.  own_split: who holds what is taken from the
+    scenario, where the file that says it is not there."""
     identity = data_digest(arrays)
     found = []
     if identity != scene.digests["data"]:
         found.append("the data are not those that the manifest was built on (their digests differ)")
-    sources = scenario_sources(scene.spec, dataset, arrays, data_root, identity)
+    owners = np.array(scene.owner) if own_split else None
+    sources = scenario_sources(scene.spec, dataset, arrays, data_root, identity, owners=owners)
     labels = arrays.train_labels.numpy()
     return found + scenario.check(scene, truth, labels, sources=sources, **_truths(dataset, arrays))
 
@@ -116,17 +124,23 @@ def _truths(dataset: Dataset, arrays: Arrays) -> dict[str, Any]:
 
 
 def scenario_sources(
-    spec: scenario.ScenarioSpec, dataset: Dataset, arrays: Arrays, data_root: Path | None, identity: str
+    spec: scenario.ScenarioSpec,
+    dataset: Dataset,
+    arrays: Arrays,
+    data_root: Path | None,
+    identity: str,
+    *,
+    owners: np.ndarray | None = None,
 ) -> scenario.Sources:
-    """What the scenario's laws read beside the labels.  identity: the data's digest."""
+    """What the scenario's laws read beside the labels.  identity: the data's digest.  owners: int64 [n], the split
+    where no file is to be read for it."""
     root = Path() if data_root is None else data_root
     targets = {law.target for law in scenario.parts(spec.noise)} if spec.noise.clients != "none" else set()
     human = dataset.human_labels(root) if targets & {"human", "twin"} else {}
     other = foreign_images(spec, root) if "open-set" in targets else None
-    owners = None
     if spec.partition.law == "natural" and arrays.owners is not None:
         owners = arrays.owners.numpy()
-    elif spec.partition.law == "manifest":
+    elif spec.partition.law == "manifest" and owners is None:
         owners = scenario.read_split(spec.partition, len(arrays.train_labels), identity)
     return scenario.Sources(
         images=arrays.train_images.numpy() if "instance" in targets else None,

@@ -76,8 +76,7 @@ class Settings(Config):
     @property
     def published(self) -> Settings:
         """As others may read them: of the file of a split its name, and not where on somebody's machine it lies."""
-        cut = self.scenario.partition.model_copy(update={"file": Path(self.scenario.partition.file).name})
-        return self.model_copy(update={"scenario": self.scenario.model_copy(update={"partition": cut})})
+        return self.model_copy(update={"scenario": self.scenario.published})
 
     @property
     def repetition(self) -> int:

@@ -314,6 +314,14 @@ def test_what_differs_in_the_scenario_parts_panels_and_names_them(other, names):
     assert labelled({}, other, {"draw": 1}) == [("fedavg", names[0]), ("fedavg", names[1]), ("fedavg", names[0])]
 
 
+def test_one_split_is_one_panel_wherever_its_file_lay(tmp_path):
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("index,client\n" + "".join(f"{i},{i % 5}\n" for i in range(1438)))
+    cuts = [{"law": "manifest", "file": str(tmp_path / name)} for name in ("a.csv", "b.csv")]
+    (first, second) = labelled(*({"partition_changes": cut, "clients": 5} for cut in cuts))
+    assert first == second
+
+
 def test_what_is_equal_everywhere_is_in_no_name_but_that_of_the_only_panel():
     changes = ["protocol.optimiser.lr=0.03"]
     whole = "digits, fedcova-sym-rho0.6-tau0.7, bernoulli-dirichlet-p0.5-alpha5, 20 clients"

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from command_line import PLUGIN, RUN, call, done, refused, rows
+from command_line import PLUGIN, RUN, call, done, only_run, refused, rows
 from leaderboard_entries import ENVIRONMENT, entry, only, saved
 
 from flnoisebench import provenance, records
@@ -1042,6 +1042,8 @@ def test_a_split_is_known_by_its_content_wherever_its_file_lies(tmp_path, monkey
         json.loads(done(*run, "--partition-set", "file=there/renamed.csv").splitlines()[-1])["digest"]
         == whole["digest"]
     )
+    said = json.loads(done("compare", only_run(Path("whole")), only_run(Path("runs")), "--json"))
+    assert said["comparable"], said["obstacles"]
     Path("there").rename("elsewhere")
     done(*run, "--partition-set", "file=elsewhere/renamed.csv", "--draw", "1")
     done("leaderboard", "build", "runs", "--out", "board", FLNOISEBENCH_COMMIT="0123456")

@@ -26,6 +26,8 @@ from flnoisebench.scenario import (
     corrupt,
     noise_from,
     oracle,
+    pinned,
+    read_split,
     summary,
 )
 from flnoisebench.scenario.class_maps import CIFAR100_COARSE
@@ -813,6 +815,41 @@ def test_a_scenario_pinned_by_a_file_says_so_when_the_file_has_changed(tmp_path,
     result = call("scenario", "check", "a.safetensors")
     assert result.exit_code != 0
     assert "is another file now" in result.stderr
+
+
+def test_a_manifest_is_the_same_wherever_the_file_of_its_split_lies(tmp_path, monkeypatch):
+    """Equal bytes from whichever folder it was made, nobody's folders in it, and checked wherever it is taken."""
+    split = "index,client\n" + "".join(f"{i},{i % 5}\n" for i in range(1438))
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "split.csv").write_text(split)
+    monkeypatch.chdir(tmp_path / "here")
+    for path in ("split.csv", "../there/split.csv", str(tmp_path / "there" / "split.csv")):
+        done("scenario", "build", "--partition-set", f"file={path}", "--out", "a.safetensors")  # no --replace
+    assert str(tmp_path).encode() not in Path("a.safetensors").read_bytes()
+    assert "rebuildable" in done("scenario", "check", "a.safetensors")
+    monkeypatch.chdir(tmp_path)
+    assert "rebuildable" in done("scenario", "check", "here/a.safetensors")  # the split lies beside it
+    Path("split.csv").write_text("another one")
+    assert "rebuildable" in done("scenario", "check", "here/a.safetensors")
+    Path("split.csv").unlink()
+    Path("here/a.safetensors").rename("a.safetensors")
+    result = call("scenario", "check", "a.safetensors")
+    assert "rebuildable" in result.stdout
+    assert "split.csv (SHA-256 " in result.stderr
+    assert "whether the split is that file's is not checked: lay it there" in result.stderr
+
+
+def test_scenarios_do_not_differ_by_where_the_file_of_a_split_lies(tmp_path):
+    made = []
+    for name, draw in (("a.csv", 0), ("b.csv", 0), ("b.csv", 1)):
+        (tmp_path / name).write_text("index,client\n" + "".join(f"{i},{i % 5}\n" for i in range(100)))
+        cut = pinned(Partition(law="manifest", file=str(tmp_path / name)))
+        spec = ScenarioSpec(dataset="d", noise=Noise(), noise_name="fedcova-sym", partition=cut, clients=5, draw=draw)
+        labels = np.arange(100) % 10
+        made.append(build(spec, labels, 10, "x", sources=Sources(owners=read_split(cut, 100, "x"))))
+    assert scenario.diff(made[0], made[1]) == scenario.incomparable(made[0], made[1]) == []
+    assert scenario.incomparable(made[0], made[2])[0].startswith("they are two draws of one law")
 
 
 UNTOUCHED = "the scenario has no noisy client, and all labels are as they were: noise fedcova-sym"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from flnoisebench import records
-from flnoisebench.api import Config
 from flnoisebench.cli import console
 from flnoisebench.cli.console import curve, percent
 from flnoisebench.cli.run import result_rows
@@ -148,12 +147,12 @@ def obstacles(a: Compared, b: Compared) -> list[str]:
     Method, its settings and the run's seed may differ; what they are tried on and under may not.
     """
     one, other = a.settings, b.settings
-    found = _differing("scenario", one.scenario, other.scenario)
+    found = _differing("scenario", one.scenario.decisive, other.scenario.decisive)
     if not found and a.result and b.result:
         names = records.other_digests(a.result.digests, b.result.digests)
         if names:
             found.append(f"the same scenario by name, but other {' and '.join(names)} (digests differ)")
-    found += _differing("protocol", one.protocol, other.protocol)
+    found += _differing("protocol", one.protocol.model_dump(mode="json"), other.protocol.model_dump(mode="json"))
     for name, text in (("track", "track"), ("evaluate_on", "evaluation set"), ("oracle", "oracle")):
         mine, theirs = getattr(one, name), getattr(other, name)
         if mine != theirs:
@@ -166,9 +165,9 @@ def obstacles(a: Compared, b: Compared) -> list[str]:
     return found
 
 
-def _differing(what: str, a: Config, b: Config) -> list[str]:
+def _differing(what: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """``another scenario: draw 0 and 1``: the fields that differ, those of inner tables as ``noise.rho``."""
-    mine, theirs = dict(flat(a.model_dump(mode="json"))), dict(flat(b.model_dump(mode="json")))
+    mine, theirs = dict(flat(a)), dict(flat(b))
     fields = [f"{name} {mine.get(name)} and {theirs.get(name)}" for name in mine if mine[name] != theirs.get(name)]
     return [f"another {what}: {', '.join(fields)}"] if fields else []
 

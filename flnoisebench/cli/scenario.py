@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -121,10 +122,20 @@ def show(
 @app.command()
 @console.guarded
 def check(manifest: ManifestFile, data_root: opt.DataRoot = None) -> None:
-    """Prove a manifest against its data: complete, rebuildable, and as noisy as its law says."""
+    """Prove a manifest against its data: complete, rebuildable, and as noisy as its law says.  The file of a split is
+    looked for here and beside the manifest."""
     scene, truth = scenario.load(manifest)
+    cut = scene.spec.partition
+    there = cut if cut.law != "manifest" else scenario.found(cut, manifest.parent)
+    if there is None:
+        console.warn(
+            f"{cut.file} (SHA-256 {cut.file_sha256}) is neither here nor beside {manifest}, so whether the split is "
+            "that file's is not checked: lay it there"
+        )
+    else:
+        scene = dataclasses.replace(scene, spec=scene.spec.model_copy(update={"partition": there}))
     data, root = registry.load_dataset(scene.spec.dataset), data_root or opt.default_data_root()
-    problems = check_scenario(scene, truth, data, data.load(root), root)
+    problems = check_scenario(scene, truth, data, data.load(root), root, own_split=there is None)
     for problem in problems:
         console.out.print(f"problem: {problem}", markup=False, soft_wrap=True)
     if problems:

@@ -134,7 +134,7 @@ def _panel_names(every: Sequence[Settings]) -> dict[int, str]:
     differing = [len(set(same)) > 1 for same in zip(*parts, strict=True)]
     names = {i: ", ".join(part for part, it in zip(own, differing, strict=True) if it) for i, own in enumerate(parts)}
     # what no slug prints is said field by field
-    names = told_apart(names, lambda i: dict(flat(every[i].scenario.model_dump(mode="json", exclude={"draw"}))))
+    names = told_apart(names, lambda i: dict(flat({**every[i].scenario.decisive, "draw": None})))
     return {i: name or ", ".join(parts[i]).removesuffix(", on test") for i, name in names.items()}
 
 

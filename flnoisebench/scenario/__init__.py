@@ -32,12 +32,12 @@ from flnoisebench.scenario.noise import (
     noise_name,
     parts,
 )
-from flnoisebench.scenario.partition import PARTITION_LAWS, PARTITION_READS, PLACE, Partition, pinned, split
+from flnoisebench.scenario.partition import PARTITION_LAWS, PARTITION_READS, PLACE, Partition, found, pinned, split
 
 __all__ = [
     "CLASS_MAPS", "NOISE_PRESETS", "PARTITION_LAWS", "PARTITION_READS", "PLACE", "PRESET_PARTITIONS", "Manifest",
     "Noise", "Partition", "Scenario", "ScenarioSpec", "Sources", "Truth", "build", "check", "corrupt", "diff",
-    "digest", "encoded", "foreign_digest", "incomparable", "load", "mean_rate", "noise_from", "noise_from_file",
-    "noise_name", "parts", "pinned", "read_split", "realised_pairs", "remarks", "reordered", "save", "settled_facts",
-    "split", "split_clients", "summary",
+    "digest", "encoded", "foreign_digest", "found", "incomparable", "load", "mean_rate", "noise_from",
+    "noise_from_file", "noise_name", "parts", "pinned", "read_split", "realised_pairs", "remarks", "reordered", "save",
+    "settled_facts", "split", "split_clients", "summary",
 ]  # fmt: skip

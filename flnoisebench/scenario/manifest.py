@@ -74,6 +74,17 @@ class ScenarioSpec(Config):
         return self.partition.law in ("natural", "manifest") and self.noise.clients == "none" and not self.holdout
 
     @property
+    def published(self) -> ScenarioSpec:
+        """As others may read it: of the file of a split its name, and not where on somebody's machine it lies."""
+        cut = self.partition.model_copy(update={"file": Path(self.partition.file).name})
+        return self.model_copy(update={"partition": cut})
+
+    @property
+    def decisive(self) -> dict[str, Any]:
+        """All fields but where the file of a split lies, as JSON can hold them: what two scenarios are compared by."""
+        return self.model_dump(mode="json", exclude={"partition": PLACE})
+
+    @property
     def slug(self) -> str:
         """A folder's name, such as ``fedcova-sym-rho0.6-tau0.7_bernoulli-dirichlet-p0.5-alpha5_m20``.
 
@@ -520,7 +531,7 @@ def diff(a: Manifest, b: Manifest) -> list[str]:
     found = [
         f"{name}: {x!r} and {y!r}"
         for (name, x), (_, y) in zip(_flat(first.spec), _flat(second.spec), strict=True)
-        if x != y
+        if x != y and name not in {f"partition.{place}" for place in PLACE}
     ]
     if first.classes != second.classes:
         found.append(f"classes: {first.classes} and {second.classes}")
@@ -560,7 +571,7 @@ def incomparable(a: Manifest, b: Manifest) -> list[str]:
     if first.spec.dataset != second.spec.dataset or first.digests["data"] != second.digests["data"]:
         return ["the images are others, so the accuracies are of two different tests"]
     reasons = []
-    one_law = first.spec.model_copy(update={"draw": 0}) == second.spec.model_copy(update={"draw": 0})
+    one_law = {**first.spec.decisive, "draw": 0} == {**second.spec.decisive, "draw": 0}
     if one_law and first.spec.draw != second.spec.draw:
         reasons.append(
             "they are two draws of one law: differences between draws are chance, so compare methods on the same draw, "
@@ -640,11 +651,12 @@ def save(path: Path | str, scenario: Scenario, truth: Truth) -> None:
 
 def encoded(scenario: Scenario, truth: Truth) -> bytes:
     """The manifest's file: one of safetensors with the arrays, and in its header JSON with schema version, settings,
-    ``summary`` and digests.  Equal scenarios give equal bytes."""
+    ``summary`` and digests.  Equal scenarios give equal bytes, wherever the file of a split lies: its name alone is
+    written."""
     arrays = _arrays(scenario, truth)
     header = {
         "schema": SCHEMA,
-        "spec": scenario.spec.model_dump(mode="json"),
+        "spec": scenario.spec.published.model_dump(mode="json"),
         "classes": scenario.classes,
         "told": dict(scenario.told),
         "digests": dict(scenario.digests),

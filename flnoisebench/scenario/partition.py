@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -125,6 +126,17 @@ def pinned(spec: Partition) -> Partition:
             "was pinned; bring the old file back, or build the scenario anew"
         )
     return spec.model_copy(update={"file_sha256": found})
+
+
+def found(spec: Partition, beside: Path) -> Partition | None:
+    """The specification with the file where it lies now: where it says, or under that name in the folder ``beside``;
+    None where neither place has a file of that name.  Raises ValueError where the one that is there is another."""
+    places = [path for path in (Path(spec.file), beside / Path(spec.file).name) if path.is_file()]
+    said = [spec.model_copy(update={"file": str(path)}) for path in places]
+    for one in said:
+        with suppress(ValueError):  # the other place may have the right one
+            return pinned(one)
+    return pinned(said[0]) if said else None
 
 
 def read_csv(path: Path, samples: int | None = None) -> Ints:
