@@ -367,6 +367,9 @@ def test_a_csv_split_is_taken_exactly_and_a_bad_line_is_named(tmp_path):
     spaced = tmp_path / "spaced.csv"
     spaced.write_text("index,client\n\n" + "\n\n".join(lines) + "\n\n")  # blank lines are no samples
     assert split_clients(Partition(law="manifest", file=str(spaced))) == 7
+    quoted = tmp_path / "quoted.csv"  # as R and spreadsheets write it
+    quoted.write_text('\ufeff"index","client"\r\n' + "\r\n".join(f'{i},"{owners[i]}"' for i in range(100)) + "\r\n")
+    assert read_split(Partition(law="manifest", file=str(quoted)), 100, "x").tolist() == owners.tolist()
     assert split(spec, balanced(100, 10), 10, 7, STREAM, owners=read).tolist() == owners.tolist()
     with pytest.raises(ValueError, match="names 7 clients, and clients=5: set clients to 7"):
         split(spec, balanced(100, 10), 10, 5, STREAM, owners=read)

@@ -126,16 +126,27 @@ def test_a_transition_matrix_is_drawn_from_row_by_row():
     assert half.transition[0] == pytest.approx([0.9, 0.1, 0])
 
 
-@pytest.mark.parametrize("ending", ["csv", "npy"])
+@pytest.mark.parametrize("ending", ["csv", "npy", "NPY"])
 def test_a_matrix_is_read_from_a_file_and_kept_by_value(tmp_path, ending):
     path = tmp_path / f"T.{ending}"
-    np.save(path, np.array(T)) if ending == "npy" else np.savetxt(path, T, delimiter=",")
+    if ending == "csv":
+        np.savetxt(path, T, delimiter=",")
+    else:
+        with path.open("wb") as file:  # a name alone gets a second ending
+            np.save(file, np.array(T))
     noise = noise_from("fednoisy-global", target="matrix", matrix=str(path), count="bernoulli")
     assert np.array(noise.matrix) == pytest.approx(np.array(T))
     path.unlink()
     assert Noise.model_validate(noise.model_dump()) == noise
     assert Noise.model_validate_json(noise.model_dump_json()) == noise
     assert target_law(noise, np.arange(3), 3) == pytest.approx(np.array(T))
+
+
+@pytest.mark.parametrize("text", ["\ufeff1,0\n.2,.8\n", '"1","0"\r\n"0.2","0.8"\r\n\r\n'])
+def test_a_matrix_is_the_same_as_a_spreadsheet_writes_it(tmp_path, text):
+    (tmp_path / "T.csv").write_text(text)
+    noise = noise_from("fednoisy-global", target="matrix", matrix=str(tmp_path / "T.csv"))
+    assert noise.matrix == ((1, 0), (0.2, 0.8))
 
 
 @pytest.mark.parametrize(

@@ -200,11 +200,12 @@ def read_matrix(name: str) -> Floats:
     """
     path = Path(name)
     try:
-        if path.suffix == ".npy":
+        if path.suffix.lower() == ".npy":
             with path.open("rb") as file:
                 loaded = np.lib.format.read_array(file, allow_pickle=False)
         else:
-            loaded = np.loadtxt(path, delimiter=",", ndmin=2)
+            # spreadsheets write a byte order mark, and may quote what they write
+            loaded = np.loadtxt(path, delimiter=",", ndmin=2, encoding="utf-8-sig", quotechar='"')
         if loaded.ndim != 2:
             raise ValueError(f"its shape is {list(loaded.shape)}, not [C, C]")
         return checked_matrix(loaded.astype(np.float64).tolist())

@@ -141,10 +141,11 @@ def found(spec: Partition, beside: Path) -> Partition | None:
 
 def read_csv(path: Path, samples: int | None = None) -> Ints:
     """The owners of a CSV split: a line ``index,client``, then a line for each of the ``samples`` positions (None: as
-    many as there are lines), in any order.  Raises ValueError, naming file and line, for a line that is no pair of
-    whole numbers, an index or client out of range, an index given twice, and with the first missing index."""
+    many as there are lines), in any order and in quotes or not.  Raises ValueError, naming file and line, for a line
+    that is no pair of whole numbers, an index or client out of range, an index given twice, and with the first missing
+    index."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").replace('"', "").splitlines()  # R writes names so
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is neither a manifest nor CSV text: {error}") from None
     if not lines or [cell.strip() for cell in lines[0].split(",")] != ["index", "client"]:
