@@ -11,6 +11,7 @@ detections and corrections are measured against; who holds what, where the data 
 from __future__ import annotations
 
 import csv
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -137,10 +138,12 @@ def _read(path: Path, known: Sequence[str]) -> _List:
     found = _List(path)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.DictReader(file, strict=True)
+            rows = csv.DictReader(file, strict=True, skipinitialspace=True)
             columns = list(rows.fieldnames or ())
             _check_columns(path, columns, known)
             for row in rows:
+                # a space beside a comma would make another class, or another client, of one name
+                row |= {name: row[name].strip() for name in columns if name != "path" and row[name]}
                 line, fields = rows.line_num, [row[name] for name in columns]
                 if None in row or None in fields:
                     found.problems.append(
@@ -181,12 +184,13 @@ def _problems(root: Path, train: _List, test: _List) -> list[str]:
     for part in (train, test):
         for line, path in zip(part.lines, part.paths, strict=True):
             here = f"{part.path}, line {line}"
-            if path in seen:
-                found.append(f"{here}: {path} is also in {seen[path]}")
+            file = os.path.normpath(root / path)  # ./a.png is a.png
+            if file in seen:
+                found.append(f"{here}: {path} is also in {seen[file]}")
             elif not (root / path).is_file():
                 hint = " (folders are divided by / in a list)" if "\\" in path else ""
                 found.append(f"{here}: there is no file {root / path}{hint}")
-            seen.setdefault(path, f"{part.path.name}, line {line}")
+            seen.setdefault(file, f"{part.path.name}, line {line}")
     if not train.lines:
         return found or [f"{train.path} names no image"]
     trained = {*train.labels, *train.true_labels}

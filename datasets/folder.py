@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,9 +88,15 @@ class Folder(Dataset):
     def check(self, root: Path, progress: Progress) -> Iterator[Finding]:
         """All images that cannot be decoded; ``load`` names the first."""
         parts = [Path(root).absolute() / part for part in ("train", "test", "public")]
-        found = ((part, file) for part in parts for file in part.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
+        found = ((part, file) for part in parts for file in _below(part) if file.suffix.lower() in IMAGE_SUFFIXES)
         files = sorted(file for part, file in found if not _hidden(file.relative_to(part)))
         yield from (Finding("problem", problem) for problem in undecodable(files))
+
+
+def _below(part: Path) -> Iterator[Path]:
+    """All files, those of linked class folders too, which ``load`` reads."""
+    for folder, _, names in os.walk(part, followlinks=True):
+        yield from (Path(folder, name) for name in names)
 
 
 def _hidden(path: Path) -> bool:
@@ -99,6 +106,8 @@ def _hidden(path: Path) -> bool:
 def _classes(part: Path) -> dict[str, list[Path]]:
     """{class: its image files}, both sorted by name: the order of a directory is up to the file system."""
     entries = sorted(entry for entry in part.iterdir() if not entry.name.startswith("."))
+    if gone := [str(entry) for entry in entries if not entry.exists()]:
+        raise ValueError(f"{some(gone)}: a link that leads nowhere, whose images would be left out; mend or remove it")
     stray = [str(entry) for entry in entries if entry.is_file() and entry.suffix.lower() in IMAGE_SUFFIXES]
     if stray:
         raise ValueError(f"{some(stray)} outside of a class folder: images belong into {part}/<class>/")

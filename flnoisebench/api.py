@@ -701,7 +701,7 @@ def read_settings(path: Path, kind: type[SettingsOf]) -> SettingsOf:
         return kind()
     known = ", ".join(kind.model_fields)
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8-sig"))
     except ValueError as error:  # not JSON, or not UTF-8
         raise ValueError(f"{path} is not JSON: {error}.  It may set {known}") from error
     if not isinstance(values, dict):

@@ -742,6 +742,21 @@ def test_nothing_is_left_out_silently(images):
     draw(images / "train" / "lost.png", 84)
     with pytest.raises(ValueError, match=r"lost\.png outside of a class folder"):
         Folder().load(images)
+    (images / "train" / "lost.png").unlink()
+    (images / "train" / "bee").symlink_to(images / "unmounted")
+    with pytest.raises(ValueError, match=r"bee: a link that leads nowhere"):
+        Folder().load(images)
+
+
+def test_a_linked_class_folder_is_read_and_checked_as_any_other(images, tmp_path_factory):
+    plain = Folder().load(images)
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "cats"
+    (images / "train" / "cat").rename(elsewhere)
+    (images / "train" / "cat").symlink_to(elsewhere)
+    assert torch.equal(Folder().load(images).train_images, plain.train_images)
+    for name in ("0.png", "1.png"):
+        (elsewhere / name).write_bytes(b"no image")
+    assert len(list(Folder().check(images, lambda done, total: None))) == 2
 
 
 def test_images_in_both_train_and_test_are_refused_and_three_are_named(images):
@@ -774,6 +789,11 @@ def test_bad_settings_of_a_folder_are_refused(images, text, message):
     with pytest.raises(ValueError, match=message) as caught:
         Folder().load(images)
     assert str(path) in str(caught.value)
+
+
+def test_settings_may_begin_with_the_mark_that_windows_writes(images):
+    (images / "flnoisebench.json").write_text('\ufeff{"size": 32}')
+    assert tuple(Folder().load(images).train_images.shape[1:]) == (3, 32, 32)
 
 
 def test_empty_settings_mean_the_default(images):

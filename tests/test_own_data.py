@@ -70,6 +70,17 @@ def test_classes_that_are_numbers_are_in_their_order(lists):
     assert FileList().load(lists).classes == ("9", "10")
 
 
+def test_a_space_beside_a_comma_makes_no_other_class_and_no_other_client(lists):
+    plain = FileList().load(lists)
+    lines = (lists / "train.csv").read_text().splitlines()
+    spaced = [line if i % 2 else line.replace(",dog", ', "dog"').replace(",9", ", 9 ") for i, line in enumerate(lines)]
+    (lists / "train.csv").write_text("\n".join(["path, label, true_label, client", *spaced[1:]]) + "\n")
+    arrays = FileList().load(lists)
+    assert (arrays.classes, arrays.clients) == (plain.classes, plain.clients)
+    assert arrays.train_labels.tolist() == plain.train_labels.tolist()
+    assert arrays.owners.tolist() == plain.owners.tolist()
+
+
 @pytest.mark.parametrize(
     ("file", "line", "text", "said"),
     [
@@ -80,6 +91,9 @@ def test_classes_that_are_numbers_are_in_their_order(lists):
         ("train.csv", 3, "photos/1.png,dog", "line 3 has not 4 fields"),
         ("train.csv", 3, '"photos/1,x.png",,cat,9', "line 3: label is empty"),
         ("train.csv", 3, '"photos/0,x.png",dog,cat,9', "line 3: photos/0,x.png is also in train.csv, line 2"),
+        ("train.csv", 3, '"photos/../photos/0,x.png",dog,cat,9', "x.png is also in train.csv, line 2"),
+        ("test.csv", 2, '"./photos/0,x.png",cat', "x.png is also in train.csv, line 2"),
+        ("train.csv", 3, '"photos/1,x.png", ,cat,9', "line 3: label is empty"),
         ("train.csv", 3, '"photos/7,x.png",dog,cat,9', "line 3: there is no file .*photos/7,x.png"),
         (
             "train.csv",
