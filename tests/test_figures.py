@@ -347,6 +347,14 @@ def test_sensitivity_averages_over_neither_methods_nor_scenarios(runs):
     assert [line.get_label() for line in figure.axes[2].containers] == ["fedcova, alpha=2.0", "fedcova, alpha=7.0"]
 
 
+def test_a_name_between_dollars_is_printed_and_no_formula(runs, tmp_path):
+    name = r"fedcova, kind=$\nofunction{x}$ $y_z$"
+    named = [run._replace(label=name, panel=name) for run in runs]
+    for kind in ("curves", "costs"):
+        figures.save(figures.draw(kind, named), tmp_path / "a.svg")  # which refused the formula
+        assert f"<!-- {name} -->" in (tmp_path / "a.svg").read_text()
+
+
 def test_long_names_are_not_cut_off(runs):
     long = [run._replace(label=f"{run.label}, {'a setting with a long name=0.1, ' * 2}") for run in runs]
     figure = figures.draw("correction", long)

@@ -251,7 +251,12 @@ def _looks(names: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 def _wrapped(text: str, letters: int = 48) -> str:
     """In lines of so many letters; by default as wide as a panel."""
-    return textwrap.fill(text, letters, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(_literal(text), letters, break_long_words=False, break_on_hyphens=False)
+
+
+def _literal(text: str) -> str:
+    """As matplotlib prints it as it is: between two dollars it would read a formula."""
+    return text.replace("$", r"\$")
 
 
 def _series(runs: Iterable[Run], value: Callable[[RoundRecord | Point], float | None]) -> tuple[Any, Any, Any]:
@@ -491,7 +496,7 @@ def _tick(value: Any) -> str:
     """A value of ``_point`` with all of its digits: two that differ have two names.  Flags as --set takes them."""
     if isinstance(value, bool):
         return str(value).lower()
-    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
+    return repr(value).removesuffix(".0") if isinstance(value, float) else _literal(str(value))
 
 
 COSTS: tuple[tuple[str, Callable[[RunResult | Entry], float]], ...] = (
@@ -518,7 +523,7 @@ def costs(runs: Sequence[Run]) -> Any:
     figure.set_figwidth(figure.get_figwidth() + LETTER * max(map(len, lines)))
     for place, (title, cost) in zip(axes[:, 0], COSTS, strict=True):
         means = [fmean(cost(result) for result in line) for line in lines.values()]
-        drawn = place.barh(list(lines), means, color=COLOURS[0], height=0.6)
+        drawn = place.barh(list(map(_literal, lines)), means, color=COLOURS[0], height=0.6)
         place.bar_label(drawn, fmt="%.4g", padding=2, fontsize=7)
         place.invert_yaxis()
         place.set_xlim(0, max(means) * 1.18 or 1)
