@@ -20,6 +20,8 @@ def ran(out, *words, method="fedavg"):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs")
+    said = out / "law.toml"  # the default law under a name of its own
+    said.write_text('preset = "fedcova-sym"')
     return {
         "base": ran(out / "base"),
         "relabel": ran(out / "relabel", method="fedavg-relabel"),
@@ -30,6 +32,7 @@ def runs(tmp_path_factory):
         "own": ran(out / "own", "--track", "own"),
         "half": ran(out / "half", "--evaluate-on", "test-a"),
         "oracle": ran(out / "oracle", "--oracle", "clean-samples"),
+        "said": ran(out / "said", "--noise", said),
     }
 
 
@@ -67,6 +70,7 @@ def test_a_terminal_shows_a_table_and_the_curves_on_one_scale(runs, monkeypatch)
     [
         ("relabel", []),
         ("seed", []),
+        ("said", []),
         ("draw", ["another scenario: draw 0 and 1"]),
         ("rho", ["another scenario: noise.rho 0.6 and 0.2"]),
         ("lr", ["another protocol: optimiser.lr 0.1 and 0.03"]),
@@ -110,6 +114,22 @@ def test_an_unfinished_or_failed_run_and_other_labels_under_one_name_are_obstacl
     content |= {"digests": base.result.digests, "status": "failed", "failure": "no luck"}
     path.write_text(json.dumps(content))
     assert obstacles(base, load(tmp_path / "other")) == [f"{tmp_path / 'other'} failed"]
+
+
+def test_equal_labels_are_no_equal_scenario_where_images_or_what_is_held_out_may_differ(runs):
+    base, said = load(runs["base"]), load(runs["said"])
+
+    def other(digests=None, **scenario):
+        settings = said.settings.model_copy(update={"scenario": said.settings.scenario.model_copy(update=scenario)})
+        digests = {**said.result.digests, **(digests or {})}
+        result = said.result.model_copy(update={"settings": settings, "digests": digests})
+        return said._replace(settings=settings, result=result)
+
+    assert obstacles(base, other()) == obstacles(base, other({"public": "0" * 64})) == []
+    assert obstacles(base, other(draw=1)) == []  # nothing is held out, so all that a draw decides has a digest
+    for another in (other({"foreign": "0" * 64}), other(holdout=0.2)):  # open-set noise leaves the labels
+        (found,) = obstacles(base, another)
+        assert "noise_name fedcova-sym and law" in found
 
 
 def test_a_folder_stands_for_all_runs_below_it(runs):

@@ -148,10 +148,12 @@ def obstacles(a: Compared, b: Compared) -> list[str]:
     """
     one, other = a.settings, b.settings
     found = _differing("scenario", one.scenario.decisive, other.scenario.decisive)
-    if not found and a.result and b.result:
+    if a.result and b.result:
         names = records.other_digests(a.result.digests, b.result.digests)
-        if names:
+        if names and not found:
             found.append(f"the same scenario by name, but other {' and '.join(names)} (digests differ)")
+        elif _one_scenario(a.result, b.result):
+            found = []  # one split in two files, one law under two names
     found += _differing("protocol", one.protocol.model_dump(mode="json"), other.protocol.model_dump(mode="json"))
     for name, text in (("track", "track"), ("evaluate_on", "evaluation set"), ("oracle", "oracle")):
         mine, theirs = getattr(one, name), getattr(other, name)
@@ -163,6 +165,15 @@ def obstacles(a: Compared, b: Compared) -> list[str]:
         elif run.result.status == "failed":
             found.append(f"{run.folder} failed")
     return found
+
+
+def _one_scenario(a: RunResult | Entry, b: RunResult | Entry) -> bool:
+    """Whether both trained on the same images, clients, samples and labels, whatever that was called.  No digest says
+    what is held out, which is drawn."""
+    said = [{name: digest for name, digest in run.digests.items() if name != "public"} for run in (a, b)]
+    one, other = a.settings.scenario, b.settings.scenario
+    held_out_alike = one.holdout == other.holdout and (not one.holdout or one.draw == other.draw)
+    return held_out_alike and said[0] == said[1] and "labels" in said[0]
 
 
 def _differing(what: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
