@@ -5,6 +5,7 @@ import shutil
 import sys
 import xml.etree.ElementTree as ElementTree
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -107,6 +108,19 @@ def test_every_kind_is_written_as_vectors_and_the_same_runs_give_the_same_bytes(
         for ending in endings[kind]:
             figures.save(figure, tmp_path / f"again{ending}")
             assert (tmp_path / f"again{ending}").read_bytes() == (tmp_path / f"{kind}{ending}").read_bytes(), kind
+
+
+def test_a_run_that_is_there_twice_counts_once(out, runs, tmp_path, monkeypatch):
+    """In its folder and a leaderboard, in a copy, under another path: a band over it would be narrower than it is."""
+    done("leaderboard", "build", out, "--out", tmp_path / "board", FLNOISEBENCH_COMMIT="c" * 40)
+    shutil.copytree(out, tmp_path / "copy")
+    monkeypatch.chdir(out)
+    for places in ((tmp_path / "board", out), (out, tmp_path / "copy"), (out, Path("."))):
+        found = figures.load(places)
+        assert sorted(str(run.settings.folder(Path())) for run in found) == sorted(
+            str(run.settings.folder(Path())) for run in runs
+        )
+        assert all(run.federation for run in found)  # which the folders say
 
 
 def test_a_line_is_the_mean_over_draws_and_its_band_a_standard_deviation(runs):

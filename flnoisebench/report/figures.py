@@ -68,13 +68,17 @@ class Run(NamedTuple):
 
 def load(folders: Iterable[Path]) -> list[Run]:
     """The runs in or below these folders; of a leaderboard's folder, or one in it, its entries, or of an entry's file
-    that one.  Those of a folder are in the order of their scenarios, methods and values.  Raises ValueError where there
-    is none, or one is damaged."""
-    every: dict[Path, Run] = {}
+    that one.  Those of a folder are in the order of their scenarios, methods and values.  A run that is there twice (in
+    its folder and in a leaderboard, or in a copy) counts once, as its folder has it.  Raises ValueError where there is
+    none, or one is damaged."""
+    every: dict[tuple[Path, str], Run] = {}
     for top in folders:
         found = {path: Run("", "", *one) for path, one in entries.seen_below(top).items()}
         for path in sorted(found, key=lambda path: _order(path, found[path].settings)):
-            every.setdefault(path, found[path])
+            run = found[path]
+            which = (run.settings.folder(Path()), run.result.digest) if run.result else (path.resolve(), "")
+            if which not in every or isinstance(every[which].result, Entry):
+                every[which] = run
     return named(every.values())
 
 
