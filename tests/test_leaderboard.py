@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -506,6 +507,16 @@ def test_a_table_whose_entries_have_gone_goes_with_the_next_build(tmp_path):
     assert rows(done("leaderboard", "build", "--out", tmp_path))["removed"].startswith(str(tmp_path / "synthetic.csv"))
     assert {path.name for path in tmp_path.glob("*.csv")} == {"digits.csv", "notes.csv"}
     assert len(board.read(tmp_path, "digits")[0]) == 1
+
+
+def test_of_a_failure_the_file_is_published_and_not_the_folder_that_one_machine_has_it_in(tmp_path):
+    (tmp_path / "mine.py").write_text(PLUGIN.replace("return average(", "return float('nan'), average("))
+    run = ("run", "--method", f"{tmp_path / 'mine.py'}:Mine", *RUN[3:], "--out", tmp_path / "runs")
+    assert str(tmp_path) in call(*run).stderr  # who runs it is told where to look
+    done("leaderboard", "build", tmp_path / "runs", "--out", tmp_path / "board", FLNOISEBENCH_COMMIT="0123456")
+    (kept,) = board.read(tmp_path / "board")[1]
+    assert re.search(r"not finite at 0; see Mine\.aggregate \(mine\.py:\d+\)$", kept.failure)
+    assert not [one for one in board.verify(tmp_path / "board", [tmp_path / "runs"]) if "differs" in one.what]
 
 
 def test_a_run_that_failed_makes_a_row_and_a_method_that_is_a_file_is_not_to_be_published(tmp_path):

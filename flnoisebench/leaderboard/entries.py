@@ -8,6 +8,7 @@ folder.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -24,6 +25,7 @@ from flnoisebench.settings import Settings, merged
 RESULTS = "results"  # the folder of entries below a leaderboard's
 DIGESTS = ("data", "partition", "labels")
 PACKAGES = ("torch", "numpy", "flnoisebench")
+_FOLDERS = re.compile(r"\([^()]*[/\\](?=[^()/\\]+\.py(:\d+)?\))")  # of "(folders/file.py:25)", one machine's own
 PROVENANCE = ("commit", "method_sha256", "device", "executor", "lanes", "system")
 
 
@@ -168,7 +170,7 @@ class Entry(Config):
             for name in cls.model_fields
             if name not in ("schema_version", "curves", "last5")
         }
-        content["failure"] = result.failure and result.failure.splitlines()[0]
+        content["failure"] = result.failure and _FOLDERS.sub("(", result.failure.splitlines()[0])
         content["settings"] = result.settings.published
         try:
             # the records know these means too, so that runs of before the result kept them have rows
