@@ -200,6 +200,13 @@ def test_there_are_no_ranks_over_fewer_than_six_cells_or_three_methods():
         comparison.ranking(rows_of(runs), runs, ["fedcor"])
 
 
+def test_where_nobody_ran_fedavg_it_is_said_how_to_name_another():
+    runs = cell({"fedcova": (5, 6), "fedcorr": (6, 5)}, draws=(0, 1))
+    with pytest.raises(ValueError, match=r"rows 'fedavg'\..*Known: fedcorr, fedcova\. --against says"):
+        comparison.differences(rows_of(runs), runs)
+    assert len(comparison.differences(rows_of(runs), runs, "fedcorr")) == 1
+
+
 def test_methods_are_ranked_on_the_draws_that_all_of_them_have():
     runs = [
         one

@@ -112,7 +112,8 @@ def differences(
     """
     rows = list(rows)
     if not any(row.method == against for row in rows):
-        raise registry.unknown("method of these rows", against, sorted({row.method for row in rows}))
+        advice = " --against says with which of them the others are compared."  # nobody may have said this one
+        raise registry.unknown("method of these rows", against, sorted({row.method for row in rows}), advice)
     found: list[Difference] = []
     names, groups, runs = naming.names(rows), arenas(rows), by_cell(entries)
     for where, group in zip(_where(groups), groups.values(), strict=True):
