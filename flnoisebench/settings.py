@@ -16,7 +16,6 @@ from flnoisebench import protocols, registry
 from flnoisebench.api import Config, Field, Protocol, near, unstated
 from flnoisebench.scenario import (
     PARTITION_READS,
-    PLACE,
     PRESET_PARTITIONS,
     Noise,
     Partition,
@@ -70,8 +69,8 @@ class Settings(Config):
 
     def same_run(self, other: Settings) -> bool:
         """Whether they are one run's, however they were said and wherever the file of a split lies."""
-        apart: Any = {**dict.fromkeys(SAID, True), "scenario": {"partition": PLACE}}
-        return self.model_dump(mode="json", exclude=apart) == other.model_dump(mode="json", exclude=apart)
+        mine, theirs = (one.model_dump(mode="json", exclude={*SAID, "scenario"}) for one in (self, other))
+        return mine == theirs and self.scenario.decisive == other.scenario.decisive
 
     @property
     def published(self) -> Settings:

@@ -32,10 +32,10 @@ from flnoisebench.scenario.noise import (
     noise_name,
     parts,
 )
-from flnoisebench.scenario.partition import PARTITION_LAWS, PARTITION_READS, PLACE, Partition, found, pinned, split
+from flnoisebench.scenario.partition import PARTITION_LAWS, PARTITION_READS, Partition, found, pinned, split
 
 __all__ = [
-    "CLASS_MAPS", "NOISE_PRESETS", "PARTITION_LAWS", "PARTITION_READS", "PLACE", "PRESET_PARTITIONS", "Manifest",
+    "CLASS_MAPS", "NOISE_PRESETS", "PARTITION_LAWS", "PARTITION_READS", "PRESET_PARTITIONS", "Manifest",
     "Noise", "Partition", "Scenario", "ScenarioSpec", "Sources", "Truth", "build", "check", "corrupt", "diff",
     "digest", "encoded", "foreign_digest", "found", "incomparable", "load", "mean_rate", "noise_from",
     "noise_from_file", "noise_name", "parts", "pinned", "read_split", "realised_pairs", "remarks", "reordered", "save",
