@@ -570,7 +570,12 @@ def test_the_command_line_wins_over_the_file_however_either_says_it():
     settings = configured(text, *words, "--set", "protocol.rounds=1")
     assert settings["scenario"]["noise"]["rho"] == 0.4
     assert settings["protocol"]["rounds"] == 1
+    assert settings["protocol"]["batch"] == 64
     assert settings["scenario"]["partition"] == {"law": "bernoulli-dirichlet", "p": 0.8, "alpha": 3.0, "min_size": 2}
+    other_words = (*words[:-2], "--partition-set", "p=0.8", "--set", "protocol.rounds=1")
+    assert configured(text, *other_words)["scenario"] == settings["scenario"]
+    assert configured(text, *other_words)["protocol"] == settings["protocol"]
+    assert configured(text, *words, "--set", "protocol.batch=32", "--rounds", "1")["protocol"]["batch"] == 32
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from flnoisebench.cli import options as opt
 from flnoisebench.cli.console import duration, percent, size
 from flnoisebench.executors import ClientError
 from flnoisebench.records import Point, RoundRecord, RunResult
-from flnoisebench.settings import CHOICES, EVALUATE_ON, TRACKS, assignments, from_options, overlaid, read_toml
+from flnoisebench.settings import CHOICES, EVALUATE_ON, OPTIONS, TRACKS, assignments, from_options, overlaid, read_toml
 
 if TYPE_CHECKING:
     from flnoisebench.leaderboard import Entry
@@ -162,7 +162,9 @@ def run(
         "choices": choices, "deterministic": deterministic,
     }  # fmt: skip
     typed = {name: value for name, value in said.items() if _typed(context, name) and value is not None}
-    rest = {name: value for name, value in said.items() if name not in typed}
+    # of a list that is on the command line too the file's entries stay, but for those that are said there
+    listed = {name: (context.default_map or {}).get(_parameter(name)) for name in typed if OPTIONS[name] is list}
+    rest = {name: value for name, value in said.items() if name not in typed} | listed
     root = data_root or opt.default_data_root()
     settings = from_options(overlaid(rest, typed), device=place.type, data_root=root)
     log = tracking.Log(log_to or (), settings.folder(out), out, settings, on_trouble=console.warn)
@@ -196,9 +198,13 @@ def run(
         raise typer.Exit(console.FAILED)
 
 
+def _parameter(option: str) -> str:
+    return "set_" if option == "set" else option  # set is Python's
+
+
 def _typed(context: typer.Context, option: str) -> bool:
     """Whether it was said on the command line, and not in the file of --config."""
-    source = context.get_parameter_source("set_" if option == "set" else option)
+    source = context.get_parameter_source(_parameter(option))
     return source is not None and source.name == "COMMANDLINE"
 
 
