@@ -326,6 +326,26 @@ def test_rows_recompute_without_the_runs_and_more_runs_are_merged(runs, tmp_path
     assert (tmp_path / "step" / "digits.csv").read_bytes() == (tmp_path / "whole" / "digits.csv").read_bytes()
 
 
+def test_a_part_that_is_linked_from_another_disk_is_taken_as_if_it_lay_here(runs, built, tmp_path):
+    """And a link to a run beside it is no second run, nor does one to a folder above it have no end."""
+    shutil.copytree(runs, tmp_path / "disk")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "digits").symlink_to(tmp_path / "disk" / "digits")
+    (tmp_path / "disk" / "digits" / "again").symlink_to(tmp_path / "disk")
+    (tmp_path / "disk" / "a-latest").symlink_to(entries.runs_below([tmp_path / "disk"])[-1])
+    for name in ("linked", "disk"):
+        done("leaderboard", "build", tmp_path / name, "--out", tmp_path / "of" / name)
+        assert (tmp_path / "of" / name / "digits.csv").read_bytes() == (built / "digits.csv").read_bytes()
+    whole = done("compare", tmp_path / "disk").splitlines()[0]
+    assert done("compare", tmp_path / "linked").splitlines()[0] == whole
+    (tmp_path / "board" / "results").mkdir(parents=True)
+    (tmp_path / "board" / "results" / "digits").symlink_to(built / "results" / "digits")
+    done("leaderboard", "build", "--out", tmp_path / "board")
+    assert board.verify(tmp_path / "board") == [
+        one._replace(file=tmp_path / "board" / one.file.relative_to(built)) for one in board.verify(built)
+    ]
+
+
 def test_an_unfinished_run_is_left_out_and_named(runs, tmp_path):
     copied = tmp_path / "runs"
     shutil.copytree(runs, copied)

@@ -227,7 +227,7 @@ def verify(leaderboards: Path, runs: Sequence[Path] = ()) -> list[Problem]:
     nothing to verify.
     """
     tables = sorted(leaderboards.glob("*.csv"))
-    files = sorted((leaderboards / RESULTS).rglob("*.json"))
+    files = entries_.files_below(leaderboards / RESULTS, "*.json")
     if not tables and not files:
         raise ValueError(f"{leaderboards} holds no leaderboard: neither <dataset>.csv nor {RESULTS}/")
     problems: list[Problem] = []

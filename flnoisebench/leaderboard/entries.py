@@ -8,8 +8,10 @@ folder.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -268,7 +270,24 @@ def load(path: Path) -> Entry:
 
 def load_all(leaderboards: Path, dataset: str | None = None) -> list[Entry]:
     """All entries of a leaderboard's folder, or those of one data set, sorted by path."""
-    return [load(path) for path in sorted((leaderboards / RESULTS / (dataset or "")).rglob("*.json"))]
+    return [load(path) for path in files_below(leaderboards / RESULTS / (dataset or ""), "*.json")]
+
+
+def files_below(top: Path, *patterns: str) -> list[Path]:
+    """The files of these names in or below a folder, sorted; also below folders that are linked there, as those whose
+    place is another disk.  A folder that is reached twice counts once, where it lies or under its first link: the run
+    that a link "latest" names is no second run, and a link to a folder above it has an end."""
+    found, known, places = [], set(), [os.fspath(top)]
+    for place in places:  # links are added at its end: what lies here comes first
+        for folder, inner, names in os.walk(place):
+            itself = os.stat(folder)
+            if (itself.st_dev, itself.st_ino) in known:
+                inner.clear()
+                continue
+            known.add((itself.st_dev, itself.st_ino))
+            places += sorted(path for name in inner if os.path.islink(path := os.path.join(folder, name)))
+            found += [Path(folder, name) for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
+    return sorted(found)
 
 
 class Seen(NamedTuple):
@@ -298,7 +317,7 @@ def kept_below(place: Path) -> dict[Path, Entry]:
     """{file: entry} of a leaderboard's folder or one in it, sorted, or of one entry's file; empty of runs' own folders,
     which hold no such file.  Raises ValueError where an entry is damaged or contradicts itself."""
     pattern = "draw*-seed*.json"
-    paths = [place] if place.match(pattern) and place.is_file() else sorted(place.rglob(pattern))
+    paths = [place] if place.match(pattern) and place.is_file() else files_below(place, pattern)
     found = {path: load(path) for path in paths}
     for path, entry in found.items():
         if strange := contradictions(entry):
@@ -311,7 +330,7 @@ def runs_below(folders: Iterable[Path]) -> list[Path]:
     found: dict[Path, None] = {}
     for folder in folders:
         names = ("settings.json", "result.json")  # a result alone is a damaged run, and none to be passed over
-        here = sorted({path.parent for name in names for path in folder.rglob(name)}) if folder.is_dir() else []
+        here = sorted({path.parent for path in files_below(folder, *names)})
         if not here:
             raise ValueError(f"{folder} holds no run (no settings.json in it or below it)")
         found.update(dict.fromkeys(here))
