@@ -1083,6 +1083,8 @@ def test_a_split_is_known_by_its_content_wherever_its_file_lies(tmp_path, monkey
     for path in Path("board").rglob("*.json"):
         assert json.loads(path.read_text())["settings"]["scenario"]["partition"]["file"] == "renamed.csv"
         assert str(tmp_path) not in path.read_text()
+    (folder,) = Path("runs").rglob("draw1-seed0")  # a run's own folder says where the file lies
+    assert call("leaderboard", "rerun", folder, "--out", "again", FLNOISEBENCH_COMMIT="0123456").exit_code == 0
     failed = call("leaderboard", "rerun", "board/digits.csv:2")
     assert failed.exit_code == 1
     assert "wanted is the split whose SHA-256 is" in failed.stderr

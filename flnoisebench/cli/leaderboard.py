@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from flnoisebench import provenance, registry, runtime
+from flnoisebench import provenance, records, registry, runtime
 from flnoisebench.cli import console
 from flnoisebench.cli import options as opt
 from flnoisebench.cli.console import duration, line, percent
@@ -165,7 +165,8 @@ def stated_by(target: str) -> tuple[list[Entry], Row | None]:
     if folder.is_dir():
         folder = only_run(folder)
     if (folder / "result.json").is_file():
-        entry = Entry.of(folder)
+        # an entry keeps of a split's file the name alone, and the run itself knows where it lies
+        entry = Entry.of(folder).model_copy(update={"settings": records.load_settings(folder)})
         return [entry] if entry.status == "complete" else [], None
     raise ValueError(f"{target} is neither TABLE.csv:LINE, nor an entry's .json, nor a finished run's folder")
 

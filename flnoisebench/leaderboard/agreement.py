@@ -74,7 +74,7 @@ def _mean(entries: Sequence[Entry]) -> float | None:
 
 
 def _repeat(stated: Entry, again: Entry) -> Repeat:
-    if stated.settings.model_dump(exclude={"choices"}) != again.settings.model_dump(exclude={"choices"}):
+    if not stated.settings.same_run(again.settings):
         raise ValueError("the settings of the two runs differ, so that nothing was repeated")
     reasons = []
     if records.other_digests(stated.digests, again.digests):
