@@ -257,6 +257,7 @@ def resolve(
     """
     method = method or ("fedavg" if oracle else "fedcova")
     method_class = registry.load_method(method)
+    method = registry.spelt(method)
     data = registry.load_dataset(dataset)
     choices = choices or ("unstated" if changes else "preset")
     presets = method_class.presets

@@ -288,6 +288,18 @@ def test_the_key_does_not_change_with_seed_draw_or_with_how_the_same_was_said(ch
     assert settings(**{**BASE, **changes}).key == settings(**BASE).key
 
 
+def test_a_methods_file_is_the_same_with_a_dot_before_its_path_or_a_slash_too_many(tmp_path, monkeypatch):
+    """Else the command that a history or another script spells so begins the run anew, in a second row."""
+    (tmp_path / "a:b").mkdir()  # as a folder that is named after a time
+    (tmp_path / "a:b" / "plugin.py").write_text(PLUGIN)
+    monkeypatch.chdir(tmp_path)
+    for place in ("a:b/", f"{tmp_path}/a:b/"):
+        plain = settings(method=f"{place}plugin.py:Mine")
+        assert plain.method == f"{place}plugin.py:Mine"
+        assert settings(method=f"{place}./plugin.py:Mine") == settings(method=f"{place}/plugin.py:Mine") == plain
+    assert settings(method="./a:b/plugin.py:Mine").method == "a:b/plugin.py:Mine"
+
+
 def test_a_preset_that_was_spelt_out_by_hand_is_the_same_run(mine):
     own = settings(method=mine, preset="second", track="own")
     by_hand = settings(method=mine, changes=["alpha=3", "protocol.batch=8", "protocol.local_epochs=2"])
