@@ -578,6 +578,17 @@ def test_the_command_line_wins_over_the_file_however_either_says_it():
     assert configured(text, *words, "--set", "protocol.batch=32", "--rounds", "1")["protocol"]["batch"] == 32
 
 
+def test_the_home_folder_is_written_in_a_file_as_it_is_typed(tmp_path, monkeypatch):
+    """No shell reads the file: the run would lie in a folder that is called "~"."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "mine.py").write_text(PLUGIN)
+    text = 'method = "~/mine.py:Mine"\nclients = 5\nrounds = 1\nout = "~/runs"\ndata-root = "~/data"\n'
+    assert configured(text)["method"] == f"{tmp_path}/home/mine.py:Mine"
+    assert only_run(tmp_path / "home" / "runs").is_dir()
+    assert not Path("~").exists()
+
+
 @pytest.mark.parametrize(
     "table",
     [

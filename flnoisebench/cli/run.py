@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -54,6 +55,8 @@ def read_config(context: typer.Context, path: Path | None) -> Path | None:
             console.fail(f"--config {path}: {name} = {str(value).lower()}, and it is no flag")
         elif isinstance(value, str) and known[key].multiple:
             value = [value]
+        elif isinstance(value, str) and value.startswith("~/"):
+            value = os.path.expanduser(value)  # as a shell does with what is typed
         defaults[known[key].name or key] = value
     context.default_map = {**(context.default_map or {}), **defaults}
     return path
