@@ -137,9 +137,15 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 def assignments(table: Mapping[str, Any]) -> list[str]:
     """A TOML table as --set takes it: ``{"protocol": {"batch": 64}}`` is ``["protocol.batch=64"]``."""
-    return [
-        f"{name}={value if isinstance(value, str) else json.dumps(value, default=str)}" for name, value in flat(table)
-    ]
+    return [f"{name}={_as_text(value)}" for name, value in flat(table)]
+
+
+def _as_text(value: Any) -> str:
+    """As ``parse_assignment`` reads it back: a string in quotes only where it would be taken for another value, as "3"
+    for a number."""
+    if isinstance(value, str) and parse_assignment(f"_={value}")[1] in (None, value):
+        return value
+    return json.dumps(value, default=str, ensure_ascii=False)
 
 
 def _fields(kind: type[Config], tables: Sequence[int | str]) -> list[str]:

@@ -26,7 +26,9 @@ from flnoisebench import checkpoint, models, protocols, records, registry
 from flnoisebench.cli import console, listing
 from flnoisebench.cli.main import app
 from flnoisebench.cli.show import said
+from flnoisebench.grid import expand, runs_of
 from flnoisebench.scenario import NOISE_PRESETS, Noise, Partition
+from flnoisebench.settings import assignments
 
 
 @pytest.fixture(autouse=True)
@@ -614,6 +616,12 @@ def test_a_table_keeps_strings_numbers_and_truth_values(plugin):
     settings = configured(text + "[noise_set]\ninclude_true = false\n")
     assert settings["method_settings"] == {"kind": "odd one", "alpha": 2.0}
     assert settings["scenario"]["noise"]["include_true"] is False
+    for word in ("3", "true", "2026-01-01", " a ", "[1]", "'"):
+        text = f'method = "{plugin}"\nclients = 5\nrounds = 1\n[set]\nkind = "{word}"\n'
+        assert configured(text)["method_settings"]["kind"] == word
+    (run,) = runs_of(expand({"method": plugin, "set": {"kind": ["3"]}}), device="cpu")
+    assert run.method_settings["kind"] == "3"
+    assert assignments(run.changed) == ['kind="3"']
 
 
 @pytest.mark.parametrize(
