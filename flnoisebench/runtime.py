@@ -96,10 +96,11 @@ def build_engine(
     **parts: Any,
 ) -> Engine:
     """An engine from what can be sent to another process, no true label among it.  parts: as ``Engine`` takes them."""
+    method_class = registry.load_method(method_name)
+    # after the method's file was imported, which may switch them too, as that of an earlier run in this process
     set_precision(protocol.precision)
     if deterministic:
         make_deterministic()
-    method_class = registry.load_method(method_name)
     return Engine(method_class(method_class.Config(**method_settings)), protocol, **parts)
 
 

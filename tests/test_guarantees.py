@@ -509,6 +509,27 @@ def test_guarantee_3_the_precision_is_the_protocols_with_and_without_repeatable_
             one.allow_tf32 = value
 
 
+@pytest.mark.parametrize("executor", ["serial", "processes"])
+def test_guarantee_3_what_a_methods_file_switches_when_it_is_imported_changes_no_run(executor, one_thread, tmp_path):
+    """Its own neither: a worker imports it later than this process, and has other runs after it."""
+    path = tmp_path / "switching.py"
+    path.write_text(
+        "import torch\n\nfrom flnoisebench_methods.fedavg import FedAvg\n\n"
+        "torch.set_default_dtype(torch.float64)\ntorch.set_num_threads(2)\n\n\nclass Mine(FedAvg): ...\n"
+    )
+    try:
+        digests = set()
+        for place, method in enumerate(("fedavg", f"{path}:Mine", "fedavg")):
+            wanted = resolve(method=method, clients=5, precision="fp32", rounds=1)
+            run = runtime.prepare(
+                wanted, data_root=tmp_path, out=tmp_path / str(place), device="cpu", executor=executor, lanes=2
+            )
+            digests.add(run.execute().digest)
+        assert len(digests) == 1
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_guarantee_3_the_precision_is_that_of_evaluation_too(precision, tmp_path, monkeypatch):
     seen, scores_of = [], evaluation.scores_of

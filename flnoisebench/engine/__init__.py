@@ -51,8 +51,10 @@ def initialised(build: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Mod
 
 
 def set_precision(precision: str) -> None:
-    """Process-wide: whether fp32 arithmetic on a GPU may round to TF32.  By torch's defaults convolutions do and matrix
-    products do not, and a run before in this process may have left something else."""
+    """Process-wide: that numbers are fp32 unless somebody says otherwise, and whether its arithmetic on a GPU may round
+    to TF32.  By torch's defaults convolutions do and matrix products do not, and a run before in this process may have
+    left something else."""
+    torch.set_default_dtype(torch.float32)
     tf32 = precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
