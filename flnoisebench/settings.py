@@ -254,7 +254,7 @@ def resolve(
 ) -> Settings:
     """Complete settings.  ``changes``: ``name=value`` of the method, or ``protocol.name=value``.  ``method``:
     FedCova by default; under an oracle FedAvg, the reference row.  ``choices``: see Settings; by default "preset"
-    without ``changes`` and "unstated" with some.
+    without ``changes`` (of rounds and precision apart) and "unstated" with some.
 
     Order: protocol file, then (track own) the preset's protocol, then ``rounds``, ``precision`` and ``changes``, which
     must not contradict each other.
@@ -265,7 +265,9 @@ def resolve(
     method_class = registry.load_method(method)
     method = registry.spelt(method)
     data = registry.load_dataset(dataset)
-    choices = choices or ("unstated" if changes else "preset")
+    # rounds and precision are a budget and a machine's, however they are said
+    chosen = [text for text in changes if ("set", parse_assignment(text)[0]) not in (ALSO["rounds"], ALSO["precision"])]
+    choices = choices or ("unstated" if chosen else "preset")
     presets = method_class.presets
     preset = next(iter(presets)) if preset is None else preset
     for kind, name, known in (
@@ -277,8 +279,8 @@ def resolve(
     ):
         if name is not None and name not in known:
             raise registry.unknown(kind, name, known)
-    if choices == "preset" and changes:
-        raise ValueError(f"--choices preset: {', '.join(changes)} was set by hand, so say what it was chosen on")
+    if choices == "preset" and chosen:
+        raise ValueError(f"--choices preset: {', '.join(chosen)} was set by hand, so say what it was chosen on")
     preset_settings, preset_protocol = presets[preset].on(dataset)
     require_agreement({"rounds": rounds, "precision": precision, "set": changes})
     of_method, of_protocol = parted(dict(map(parse_assignment, changes)))

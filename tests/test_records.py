@@ -338,6 +338,9 @@ def test_an_older_runs_folder_keeps_its_name(folder):
 def test_a_run_says_on_what_its_values_were_chosen():
     assert resolve().choices == "preset"
     assert resolve(rounds=5).choices == "preset"  # a length is no choice between values
+    assert resolve(changes=["protocol.rounds=5", "protocol.precision=fp32"]) == resolve(rounds=5, precision="fp32")
+    assert resolve(changes=["protocol.rounds=5"], choices="preset").choices == "preset"
+    assert resolve(changes=["protocol.rounds=5", "alpha=7"]).choices == "unstated"
     assert resolve(changes=["alpha=7"]).choices == "unstated"
     assert resolve(changes=["alpha=7"], choices="validation").choices == "validation"
     with pytest.raises(ValueError, match="alpha=7 was set by hand, so say what it was chosen on"):
