@@ -3,12 +3,14 @@
 import csv
 import io
 import json
+import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
-from command_line import PLUGIN, RUN, call, done, only_run, refused, rows
+from command_line import PLUGIN, RUN, SCRIPT, call, done, only_run, refused, rows
 from leaderboard_entries import ENVIRONMENT, entry, only, saved
 
 from flnoisebench import provenance, records
@@ -432,6 +434,18 @@ def test_an_accuracy_that_was_edited_in_result_and_records_alike_is_not_publishe
     assert "the checkpoint" in said
     shutil.rmtree(folder / "checkpoint")  # a run whose checkpoint was given up is taken at its word
     done("leaderboard", "build", copied, "--out", tmp_path / "board")
+
+
+def test_a_run_whose_settings_have_other_letters_is_built_under_any_locale(tmp_path):
+    """What is run in the cluster's locale may be built in that of a login shell."""
+    (tmp_path / "josé").mkdir()
+    (tmp_path / "josé" / "mine.py").write_text(PLUGIN)
+    method = f"{tmp_path}/josé/mine.py:Mine"
+    done("run", "--method", method, *RUN[3:], "--out", tmp_path / "runs", FLNOISEBENCH_COMMIT="0123456")
+    plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    words = [SCRIPT, "leaderboard", "build", tmp_path / "runs", "--out", tmp_path / "board"]
+    built = subprocess.run(words, env=plain, capture_output=True, text=True)
+    assert (built.returncode, built.stderr) == (0, "")
 
 
 def test_a_run_without_its_settings_is_not_passed_over_in_silence(runs, tmp_path):

@@ -192,7 +192,9 @@ def _not_the_checkpoints(result: RunResult, folder: Path) -> list[str]:
     except FileNotFoundError:
         return []
     counters = head["counters"]
-    began = {path.name: path.read_text() for path in (folder / "checkpoint").iterdir() if path.is_file()}
+    began = {
+        path.name: path.read_text(encoding="utf-8") for path in (folder / "checkpoint").iterdir() if path.is_file()
+    }
     source, run = result.environment["method_sha256"], began.get("run.json")
     same = {
         "settings": run is None or Settings.model_validate_json(run).same_run(result.settings),
