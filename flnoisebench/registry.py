@@ -128,7 +128,7 @@ class _Uncached(importlib.machinery.SourceFileLoader):
         return self.source_to_code(self.content, self.path)
 
 
-def parted(name: str) -> tuple[str, str]:
+def file_and_class(name: str) -> tuple[str, str]:
     """(path, class) of ``path/to/file.py:ClassName``; without a class where none is named.  A folder's name may have a
     colon."""
     path, _, class_name = name.rpartition(":")
@@ -139,12 +139,12 @@ def spelt(name: str) -> str:
     """A method's name as runs are known by: of a file's path without "./" and double slashes, which say nothing."""
     if ".py" not in name:
         return name
-    path, class_name = parted(name)
+    path, class_name = file_and_class(name)
     return f"{Path(path)}:{class_name}"
 
 
 def _from_file(name: str) -> type[Method]:
-    path_text, class_name = parted(name)
+    path_text, class_name = file_and_class(name)
     path = Path(path_text).resolve()
     if not path.is_file():
         raise ValueError(f"--method {name}: there is no file {path}")

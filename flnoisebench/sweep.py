@@ -154,7 +154,7 @@ def _first_line(error: BaseException) -> str:
 def probe_of(runs: Sequence[Settings], out: Path, data_root: Path, device: str) -> dict[str, Any]:
     """What every worker must find as it is here; ``missing_here`` compares."""
     out.mkdir(parents=True, exist_ok=True)
-    files = {Path(registry.parted(run.method)[0]).resolve() for run in runs if ".py" in run.method}
+    files = {Path(registry.file_and_class(run.method)[0]).resolve() for run in runs if ".py" in run.method}
     files |= {Path(run.scenario.partition.file).resolve() for run in runs if run.scenario.partition.file}
     return {
         "version": importlib.metadata.version("flnoisebench"),
