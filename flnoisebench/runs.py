@@ -52,8 +52,14 @@ def _folders(top: str) -> Iterator[str]:
         yield top
         return
     for entry in inner:
-        if entry.is_dir():
+        if entry.is_dir() and not (entry.is_symlink() and _leads_up(entry.path)):
             yield from _folders(entry.path)
+
+
+def _leads_up(link: str) -> bool:
+    """Whether a linked folder holds the link itself, so that following it has no end."""
+    there = os.path.realpath(link)
+    return os.path.commonpath([there, os.path.realpath(os.path.dirname(link))]) == there
 
 
 def found(folder: Path) -> Found:

@@ -454,6 +454,17 @@ def test_a_thousand_finished_runs_are_listed_in_half_a_second(finished, tmp_path
     assert {(run.status, run.rounds, run.accuracy) for run in found} == {("complete", 2, accuracy)}
 
 
+def test_runs_below_a_link_are_listed_and_a_link_to_a_folder_above_it_has_an_end(tmp_path):
+    run = tmp_path / "disk" / "digits" / "run"
+    run.mkdir(parents=True)
+    (run / "settings.json").write_text("{}")
+    (run.parent / "around").symlink_to(tmp_path / "disk")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "digits").symlink_to(run.parent)
+    for out, folder in ((tmp_path / "disk", run), (tmp_path / "runs", tmp_path / "runs" / "digits" / "run")):
+        assert [one.folder for one in runs.below(out)] == [folder]
+
+
 def test_unfinished_failed_and_damaged_runs_are_listed_as_what_they_are(finished, tmp_path):
     copies(finished, tmp_path, 5)
     one, two, three, four, _ = (run.folder for run in runs.below(tmp_path))
