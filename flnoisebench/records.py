@@ -10,7 +10,7 @@ import json
 import os
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
@@ -270,6 +270,28 @@ def replace(path: Path, data: bytes) -> None:
         os.replace(temporary, path)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def walk(top: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """As ``os.walk``, whose inner folders may be cleared to leave them out, and below linked folders too, such as those
+    whose place is another disk.  A folder that is reached twice comes once, where it lies or under its first link: the
+    run that a link "latest" names is no second run, and a link to a folder above it has an end.  Raises OSError where
+    a folder cannot be read; a missing ``top`` holds nothing."""
+    known, places = set(), [os.fspath(top)]
+    for place in places:  # links are added at its end: what lies here comes first
+        for folder, inner, names in os.walk(place, onerror=_unless_gone):
+            itself = os.stat(folder)
+            if (itself.st_dev, itself.st_ino) in known:
+                inner.clear()
+                continue
+            known.add((itself.st_dev, itself.st_ino))
+            yield folder, inner, names
+            places += sorted(path for name in inner if os.path.islink(path := os.path.join(folder, name)))
+
+
+def _unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
 
 
 def parse(kind: type[Kind], text: bytes, where: str) -> Kind:

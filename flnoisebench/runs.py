@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -37,29 +36,12 @@ def below(out: Path) -> list[Found]:
     Reads the few entries that it needs and leaves validation to ``records.load_result``: a tenth of the time, which
     counts where there are ten thousand.  A file that cannot be read makes a run damaged and hides no other.
     """
-    return [found(Path(folder)) for folder in sorted(_folders(os.fspath(out)))]
-
-
-def _folders(top: str) -> Iterator[str]:
-    """Every folder with a settings.json, or with what a sweep wrote of a run that could not begin, not looking for runs
-    inside of runs."""
-    try:
-        with os.scandir(top) as entries:
-            inner = list(entries)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    if any(entry.name in ("settings.json", FAILURE) for entry in inner):
-        yield top
-        return
-    for entry in inner:
-        if entry.is_dir() and not (entry.is_symlink() and _leads_up(entry.path)):
-            yield from _folders(entry.path)
-
-
-def _leads_up(link: str) -> bool:
-    """Whether a linked folder holds the link itself, so that following it has no end."""
-    there = os.path.realpath(link)
-    return os.path.commonpath([there, os.path.realpath(os.path.dirname(link))]) == there
+    folders = []
+    for folder, inner, names in records.walk(out):
+        if not {"settings.json", FAILURE}.isdisjoint(names):  # the latter of a run that could not begin
+            inner.clear()  # no runs are looked for inside of runs
+            folders.append(folder)
+    return [found(Path(folder)) for folder in sorted(folders)]
 
 
 def found(folder: Path) -> Found:

@@ -266,7 +266,8 @@ def resolve(
     method = registry.spelt(method)
     data = registry.load_dataset(dataset)
     # rounds and precision are a budget and a machine's, however they are said
-    chosen = [text for text in changes if ("set", parse_assignment(text)[0]) not in (ALSO["rounds"], ALSO["precision"])]
+    budget = {ALSO[option][1] for option in ("rounds", "precision")}
+    chosen = [text for text in changes if parse_assignment(text)[0] not in budget]
     choices = choices or ("unstated" if chosen else "preset")
     presets = method_class.presets
     preset = next(iter(presets)) if preset is None else preset

@@ -459,6 +459,7 @@ def test_runs_below_a_link_are_listed_and_a_link_to_a_folder_above_it_has_an_end
     run.mkdir(parents=True)
     (run / "settings.json").write_text("{}")
     (run.parent / "around").symlink_to(tmp_path / "disk")
+    (run.parent / "latest").symlink_to(run)  # is no second run
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "digits").symlink_to(run.parent)
     for out, folder in ((tmp_path / "disk", run), (tmp_path / "runs", tmp_path / "runs" / "digits" / "run")):

@@ -8,7 +8,6 @@ folder.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatch
@@ -276,20 +275,9 @@ def load_all(leaderboards: Path, dataset: str | None = None) -> list[Entry]:
 
 
 def files_below(top: Path, *patterns: str) -> list[Path]:
-    """The files of these names in or below a folder, sorted; also below folders that are linked there, as those whose
-    place is another disk.  A folder that is reached twice counts once, where it lies or under its first link: the run
-    that a link "latest" names is no second run, and a link to a folder above it has an end."""
-    found, known, places = [], set(), [os.fspath(top)]
-    for place in places:  # links are added at its end: what lies here comes first
-        for folder, inner, names in os.walk(place):
-            itself = os.stat(folder)
-            if (itself.st_dev, itself.st_ino) in known:
-                inner.clear()
-                continue
-            known.add((itself.st_dev, itself.st_ino))
-            places += sorted(path for name in inner if os.path.islink(path := os.path.join(folder, name)))
-            found += [Path(folder, name) for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
-    return sorted(found)
+    """The files of these names in or below a folder, those of linked folders too (``records.walk``), sorted."""
+    found = ((folder, name) for folder, _, names in records.walk(top) for name in names)
+    return sorted(Path(folder, name) for folder, name in found if any(fnmatch(name, pattern) for pattern in patterns))
 
 
 class Seen(NamedTuple):
