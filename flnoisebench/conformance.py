@@ -755,7 +755,10 @@ class _Dying(Checkpoint):
 
 def _killed(world: World, out: Path, most: int) -> Lasting:
     """The run as it ends when every session of it, a process of its own, dies by SIGKILL."""
-    command = [sys.executable, "-c", "from flnoisebench import conformance; conformance._sessions()"]
+    # found where this process finds it: -c alone looks in the current directory first, a checkout's stale metadata too
+    places = "import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
+    code = f"{places} from flnoisebench import conformance; conformance._sessions()"
+    command = [sys.executable, "-c", code, json.dumps(sys.path)]
     order = json.dumps([asdict(world), str(out), most])
     done = subprocess.run(command, input=order, capture_output=True, text=True)
     if done.returncode:

@@ -174,6 +174,16 @@ def test_what_is_kept_in_a_module_outlives_a_stop_but_no_kill():
     assert "killed" in report.findings[0].what
 
 
+def test_stale_metadata_in_the_current_directory_hides_no_method_from_other_processes(tmp_path, monkeypatch):
+    """A checkout can hold what an older version declared."""
+    stale = tmp_path / "flnoisebench-0.dist-info"
+    stale.mkdir()
+    (stale / "METADATA").write_text("Metadata-Version: 2.1\nName: flnoisebench\nVersion: 0\n")
+    (stale / "entry_points.txt").write_text("[flnoisebench.methods]\nolder = flnoisebench_methods.fedavg:FedAvg\n")
+    monkeypatch.chdir(tmp_path)
+    check("fedavg", only=["resumes"], full=True, **SHORT).require()
+
+
 def test_what_only_another_process_shows_is_caught_with_full():
     method = wicked.LooksAtProcesses
     assert check(method, only=["executors"], **SHORT).ok
