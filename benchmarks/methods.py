@@ -21,7 +21,7 @@ from flnoisebench import records, runtime
 from flnoisebench.settings import resolve
 
 PAPER = ("fedavg", "fedcova", "rofl", "fedcorr", "fednoro", "fedned", "fedned-minus", "coteaching", "dividemix")
-REFERENCES = ("fedavg-decay", "fedavg-ema", "fedavg-gce", "fedavg-mixup", "fedavg-relabel")
+REFERENCES = ("fedavg-decay", "fedavg-ema", "fedavg-gce", "fedavg-la", "fedavg-mixup", "fedavg-relabel")
 JUDGED = ("clients_precision", "clients_recall", "samples_precision", "samples_recall", "relabel_precision")
 
 
