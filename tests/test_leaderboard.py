@@ -1118,7 +1118,7 @@ def test_the_documented_tables_are_the_leaderboards(dataset, head, at, methods):
         for row in board.read(root / "leaderboards", dataset)[0]
         if row.n > 1
     }
-    text = (root / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    text = (root / "leaderboards" / f"{dataset}.md").read_text(encoding="utf-8")
     lines = text[text.index(f"| method | {head}") :].split("\n\n")[0].splitlines()[2:]
     assert len(lines) == methods
     for line in lines:
@@ -1132,9 +1132,9 @@ def test_the_documented_tables_are_the_leaderboards(dataset, head, at, methods):
 @pytest.mark.parametrize(
     ("head", "noise", "rho"),
     [
-        ("CIFAR-10\n\n(.6, .7)", "fedcova-sym", 0.6),
-        ("**At (.4, .5)**", "fedcova-sym", 0.4),
-        ("**At asymmetric (.6, .5)**", "fedcova-asym", 0.6),
+        ("## (.6, .7)", "fedcova-sym", 0.6),
+        ("## (.4, .5)", "fedcova-sym", 0.4),
+        ("## Asymmetric (.6, .5)", "fedcova-asym", 0.6),
     ],
 )
 def test_the_documented_cifar10_draws_are_the_leaderboards(head, noise, rho):
@@ -1147,7 +1147,7 @@ def test_the_documented_cifar10_draws_are_the_leaderboards(head, noise, rho):
         and not row.method.startswith("fedavg-")
         and (row.participation, row.lr, row.optimiser) == (1, 0.1, "sgd momentum=0.9 weight_decay=0.0005")
     }
-    text = (root / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    text = (root / "leaderboards" / "cifar10.md").read_text(encoding="utf-8")
     text = text[text.index(head) :]
     heading, _, *lines = text[text.index("| method |") :].split("\n\n")[0].splitlines()
     names, *cells = ([cell.strip() for cell in line.split("|")[1:-1]] for line in (heading, *lines))
