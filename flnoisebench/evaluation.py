@@ -17,7 +17,7 @@ from flnoisebench.scenario import Scenario, Truth
 from flnoisebench.trees import Tree
 
 CALIBRATION_BINS = 15  # Guo et al., ICML 2017
-BATCH = 1000
+BATCH = 1000  # at most
 
 
 def scores_of(
@@ -38,10 +38,10 @@ def scores_of(
                 "make it with server.model(state, frozen=True)"
             )
     parts: dict[str, list[torch.Tensor]] = {name: [] for name in predictors}
-    device = images.pixels.device
+    device, batch = images.pixels.device, images.at_once(BATCH)
     with torch.no_grad():
-        for start in range(0, images.size, BATCH):
-            index = torch.arange(start, min(start + BATCH, images.size), device=device)
+        for start in range(0, images.size, batch):
+            index = torch.arange(start, min(start + batch, images.size), device=device)
             inputs = images.plain(index)
             for name, predict in predictors.items():
                 scores = predict(inputs)

@@ -111,12 +111,14 @@ def test_scores_of_another_shape_are_refused_and_the_predictor_named():
         scores_of({"main": lambda x: torch.zeros(len(x), 2), "odd": lambda x: torch.zeros(len(x), 3)}, images, 2)
 
 
-def test_all_test_images_are_scored_once_in_their_order_without_gradient():
-    pixels = (torch.arange(2500) % 251).to(torch.uint8).reshape(-1, 1, 1, 1).expand(2500, 1, 8, 8)
+@pytest.mark.parametrize(("side", "most"), [(8, 1000), (28, 128)])
+def test_all_test_images_are_scored_once_in_their_order_without_gradient(side, most):
+    pixels = (torch.arange(2500) % 251).to(torch.uint8).reshape(-1, 1, 1, 1).expand(2500, 1, side, side)
     images = DeviceImages(pixels, torch.arange(2500), Look((0.0,), (1.0,)))
-    weight = torch.ones(1, requires_grad=True)
-    found = scores_of({"main": lambda x: weight * x.flatten(1)[:, :2]}, images, 2)["main"]
+    weight, sizes = torch.ones(1, requires_grad=True), []
+    found = scores_of({"main": lambda x: sizes.append(len(x)) or weight * x.flatten(1)[:, :2]}, images, 2)["main"]
     assert found.shape == (2500, 2)
+    assert (max(sizes), sum(sizes)) == (most, 2500)
     np.testing.assert_allclose(found[:, 0], (np.arange(2500) % 251) / 255, rtol=1e-6)
 
 

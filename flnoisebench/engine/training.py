@@ -18,7 +18,7 @@ from flnoisebench.trees import Tree
 if TYPE_CHECKING:
     from flnoisebench.engine import Lane
 
-APPLY_BATCH = 512  # images without gradient, on a CPU
+APPLY_BATCH = 512  # images without gradient, on a CPU, at most
 RECORDED_BATCH = 256  # the same on a GPU, where a last batch is filled up: half of it is wasted on average
 
 
@@ -66,7 +66,7 @@ def apply(
             return _joined(parts)
     zero = torch.zeros((), dtype=torch.int64, device=device)
     with torch.no_grad(), autocast(device, precision):
-        for index, view in _in_order(images, subset, rng, APPLY_BATCH):
+        for index, view in _in_order(images, subset, rng, images.at_once(APPLY_BATCH)):
             y = labels.index_select(0, index)
             part = function(Batch((view,), y, index, zero, zero, given=given, frozen=frozen))
             require_rows(part, index.numel())
