@@ -49,8 +49,8 @@ def test_every_place_of_a_crop_is_drawn_and_none_beyond_the_edge():
     [((1, 8, 8), 0, 512), ((1, 28, 28), 0, 128), ((3, 32, 32), 0, 32), ((3, 224, 224), 0, 32), ((3, 64, 64), 16, 128)],
 )
 def test_large_images_pass_through_a_cpu_in_smaller_batches(shape, crop, passed):
-    """For a network with convolutions 128 of Fashion-MNIST's images are thrice as fast as 512; of digits' 512 are
-    faster, and keep the bits that they had."""
+    """Through convolutions 128 of Fashion-MNIST's images are twice as fast as 512, and of photographs 512 would take
+    gigabytes; of digits' 512 are faster, and keep the bits that they had."""
     channels = shape[0]
     look = Look((0.5,) * channels, (0.5,) * channels, crop=crop)
     images = DeviceImages(torch.zeros((1, *shape), dtype=torch.uint8), torch.tensor([0]), look)

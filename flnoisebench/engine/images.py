@@ -17,9 +17,7 @@ from flnoisebench.imagefiles import stored
 
 READERS = 8  # threads that read one part: a disk answers many requests for pages at once faster than one by one
 _PIECE = 16  # images a reader takes at a time: 3 MB at 256 x 256
-_CACHED = (
-    2**17
-)  # values of a batch: what convolutions make of more leaves a CPU's caches, at half to a third of the speed
+_AT_ONCE = 2**17  # values of a batch on a CPU: what layers make of more is allocated anew each time, at half the speed
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class DeviceImages(api.Images):
         large, a power of two from 32 up (128 of MNIST's, 32 of CIFAR's)."""
         if self.device.type != "cpu":
             return most
-        return min(most, max(32, 2 ** (_CACHED // math.prod(self.shape)).bit_length() // 2))
+        return min(most, max(32, 2 ** (_AT_ONCE // math.prod(self.shape)).bit_length() // 2))
 
     def plain(self, index: torch.Tensor) -> torch.Tensor:
         """Normalised float32 [B, C, H, W] of the images at these positions of the handle."""
