@@ -575,7 +575,8 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
-# file: why it may hold several methods
+# file: why it may hold several methods.  One more in it would be other code to the rows of those that it holds, since a
+# row states its file's digest: so fedavg_la is a file of its own
 FAMILIES = {"fedavg_variants": "FedAvg with one line of difference each; a file for each would say the rest four times"}
 
 
