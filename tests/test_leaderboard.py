@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import statistics
 import subprocess
 from pathlib import Path
 
@@ -1130,24 +1131,26 @@ def test_the_documented_tables_are_the_leaderboards(dataset, head, at, methods):
 
 
 @pytest.mark.parametrize(
-    ("head", "noise", "rho"),
+    ("dataset", "head", "noise", "rho"),
     [
-        ("## (.6, .7)", "fedcova-sym", 0.6),
-        ("## (.4, .5)", "fedcova-sym", 0.4),
-        ("## Asymmetric (.6, .5)", "fedcova-asym", 0.6),
+        ("cifar10", "## (.6, .7)", "fedcova-sym", 0.6),
+        ("cifar10", "## (.4, .5)", "fedcova-sym", 0.4),
+        ("cifar10", "## Asymmetric (.6, .5)", "fedcova-asym", 0.6),
+        ("fashion-mnist", "## Asymmetric (.6, .5)", "fedcova-asym", 0.6),
     ],
 )
-def test_the_documented_cifar10_draws_are_the_leaderboards(head, noise, rho):
-    """Every draw of the nine methods, and the difference to FedAvg over the draws that both have."""
+def test_the_documented_draws_are_the_leaderboards(dataset, head, noise, rho):
+    """Every draw of the papers' methods, and the difference to FedAvg over the draws that both have."""
     root = Path(__file__).resolve().parents[1]
     found = {
         row.title.removesuffix(" (federated)"): row.by_draw
-        for row in board.read(root / "leaderboards", "cifar10")[0]
-        if (row.noise, row.rho, row.track, row.rounds, row.changed) == (noise, rho, "common", 120, "")
+        for row in board.read(root / "leaderboards", dataset)[0]
+        if (row.noise, row.rho, row.track, row.changed) == (noise, rho, "common", "")
         and not row.method.startswith("fedavg-")
-        and (row.participation, row.lr, row.optimiser) == (1, 0.1, "sgd momentum=0.9 weight_decay=0.0005")
+        and (row.participation, row.optimiser) == (1, "sgd momentum=0.9 weight_decay=0.0005")
+        and (row.rounds, row.lr) == {"cifar10": (120, 0.1), "fashion-mnist": (50, 0.05)}[dataset]
     }
-    text = (root / "leaderboards" / "cifar10.md").read_text(encoding="utf-8")
+    text = (root / "leaderboards" / f"{dataset}.md").read_text(encoding="utf-8")
     text = text[text.index(head) :]
     heading, _, *lines = text[text.index("| method |") :].split("\n\n")[0].splitlines()
     names, *cells = ([cell.strip() for cell in line.split("|")[1:-1]] for line in (heading, *lines))
@@ -1157,6 +1160,9 @@ def test_the_documented_cifar10_draws_are_the_leaderboards(head, noise, rho):
         here = found[line["method"]]
         shown = {draw: float(said) for draw in range(3) if (said := line[f"draw {draw}"])}
         assert shown == {draw: pytest.approx(value, abs=0.0051) for draw, value in here.items()}, line
+        if said := line.get("mean"):
+            values = list(here.values())
+            assert said == f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}".replace(" 0.", " ."), line
         if said := line.get("to FedAvg"):
             assert float(said) == pytest.approx(paired(here, found["FedAvg"])["mean"], abs=0.0051), line
 
