@@ -40,7 +40,7 @@ def test_every_link_leads_somewhere(document):
 def commands(text: str) -> list[tuple[list[str], str]]:
     """(words after ``flnoisebench``, comment) of every command that stands on a line of its own or in backticks."""
     lines = re.findall(r"^    (?:.*&& )?flnoisebench (.*)$", text, re.MULTILINE)
-    spoken = re.findall(r"`flnoisebench ([^`]*)`", " ".join(text.split("\n")))
+    spoken = re.findall(r"`flnoisebench ([^`]*)`", text.replace("\n", " "))
     found = []
     for line in [*lines, *spoken]:
         said, _, comment = line.partition("  #")
